@@ -1,8 +1,8 @@
 """The finished calls of a language model, kept so that a resumed run pays for none twice.
 
 The cache is one file of a run, one JSON array a line. The prompts are public, so it holds no
-private text. A call has the name of its request id and is bound to a digest of the request; the
-same id with another digest is an error, because then the run is not the one that stopped.
+private text. A call goes by a digest of its request, request id included: the same request in a
+later attempt finds its text, and another one finds nothing.
 
 A call survives the process from the moment `put` returns. A power cut may lose the last ones, which
 are then requested again.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import NamedTuple
@@ -27,23 +27,18 @@ CALLS = "calls.jsonl"
 """The name of a run's file."""
 
 
-class CallCacheError(DprayError):
-    """The file is no cache, or an id stands for another call. The message holds no text of a
-    call."""
-
-
 class Call(NamedTuple):
-    """One line of the file."""
+    """One line of the file. `request` is the digest of the request."""
 
-    request_id: str
-    digest: str
+    request: str
     text: str
     prompt_tokens: int
     completion_tokens: int
 
 
 class CallCache:
-    """The calls in one file, which is made if it is missing. Several threads may use it."""
+    """The calls in one file, by request; the file is made if it is missing. Several threads may put
+    calls. Raises DprayError for a file of something else."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,41 +51,26 @@ class CallCache:
         try:
             calls = [Call(*json.loads(line)) for line in lines.splitlines()]
         except (ValueError, TypeError):
-            raise CallCacheError(f"{path}: the file holds no calls of a language model") from None
-        self._calls = {call.request_id: call for call in calls}
+            raise DprayError(f"{path}: the file holds no calls of a language model") from None
+        self.calls = {call.request: call for call in calls}
 
     def put(self, call: Call) -> None:
         """Keep a finished call; one that is there already stays as it is."""
         with self._lock:
-            if self._known(call.request_id, call.digest) is None:
+            if call.request not in self.calls:
                 with open(self._path, "ab") as file:
                     file.write(json.dumps(call).encode() + b"\n")
-                self._calls[call.request_id] = call
-
-    def get(self, digests: Mapping[str, str]) -> dict[str, str]:
-        """Return the texts of the calls that the cache holds, by request id. `digests` has the
-        digest of each."""
-        found = {name: self._known(name, digest) for name, digest in digests.items()}
-        return {name: call.text for name, call in found.items() if call is not None}
+                self.calls[call.request] = call
 
     def totals(self) -> dict[str, int]:
         """Return the run's `calls` so far and their `prompt_tokens` and `completion_tokens`; an
         endpoint that reports no tokens adds 0."""
-        calls = list(self._calls.values())
+        calls = list(self.calls.values())
         return {
             "calls": len(calls),
             "prompt_tokens": sum(call.prompt_tokens for call in calls),
             "completion_tokens": sum(call.completion_tokens for call in calls),
         }
-
-    def _known(self, request_id: str, digest: str) -> Call | None:
-        call = self._calls.get(request_id)
-        if call is not None and call.digest != digest:
-            raise CallCacheError(
-                f"{self._path}: call {request_id} was asked with another prompt: the file belongs "
-                "to another run"
-            )
-        return call
 
 
 def ask_cached(
@@ -107,28 +87,25 @@ def ask_cached(
     Texts come from the cache alone, so a resumed run sees the very texts that the first one saw.
     Raises the errors of the engine and the cache, and ValueError for an id that occurs twice.
     """
-    digests = {request.request_id: digest(request) for request in requests}
-    if len(digests) != len(requests):
+    if len({request.request_id for request in requests}) != len(requests):
         raise ValueError("two requests have the same id")
-    known = cache.get(digests)
-    missing = [request for request in requests if request.request_id not in known]
-    for _ in known:
+    names = [digest(request) for request in requests]
+    missing = [i for i, name in enumerate(names) if name not in cache.calls]
+    for _ in range(len(names) - len(missing)):
         on_completion()
 
-    def keep(index: int, done: Completion) -> None:
-        asked = missing[index].request_id
+    def keep(place: int, done: Completion) -> None:
         tokens = (done.prompt_tokens, done.completion_tokens)
-        cache.put(Call(asked, digests[asked], valid_unicode(done.text), *tokens))
+        cache.put(Call(names[missing[place]], valid_unicode(done.text), *tokens))
         on_completion()
 
     if missing:
-        prompts = [request.prompt for request in missing]
-        engine.generate(prompts, [request.sampling for request in missing], keep)
-        known = cache.get(digests)
-    return [known[request.request_id] for request in requests]
+        asked = [requests[i] for i in missing]
+        engine.generate([each.prompt for each in asked], [each.sampling for each in asked], keep)
+    return [cache.calls[name].text for name in names]
 
 
 def digest(request: Request) -> str:
-    """Return a digest of the prompt and the sampling parameters, but not of the id."""
-    asked = [astuple(request.prompt), astuple(request.sampling)]
+    """Return a digest of the request's id, its prompt and its sampling parameters."""
+    asked = [request.request_id, astuple(request.prompt), astuple(request.sampling)]
     return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
