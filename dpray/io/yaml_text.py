@@ -57,8 +57,8 @@ class _PlainLoader(_SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()
         if isinstance(event, yaml.AliasEvent):  # it may lead back to its own beginning
-            problem = "write the value itself in place of the alias"
-            raise yaml.MarkedYAMLError(None, None, problem, event.start_mark)
+            problem, mark = "write the value itself in place of the alias", event.start_mark
+            raise yaml.MarkedYAMLError(None, None, problem, mark)  # type: ignore[arg-type]
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:

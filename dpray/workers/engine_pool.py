@@ -42,8 +42,8 @@ class EngineWorker:
 
     worker_id = ""
 
-    def __init__(self, build: Callable[[], TextGenerator]) -> None:
-        self._engine = build()
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self._engine: TextGenerator = build()
 
     def accept(self, items: list[Any], left: Collection[int]) -> tuple[Collection[int], list[Any]]:
         return left, [item for item in items if item[0] in left]
