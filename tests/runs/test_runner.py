@@ -239,7 +239,10 @@ def test_staged_output_is_kept_if_it_was_committed_and_destroyed_if_not(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner.ReleaseFolder if committed else Ledger, "publish", crash)
+        if committed:
+            patch.setattr(runner.ReleaseFolder, "move_to_parts", crash)
+        else:
+            patch.setattr(Ledger, "publish", crash)
         with pytest.raises(Resumable):
             release(run)
     [staged] = (Path(run.output.path) / "private/staging").iterdir()
