@@ -81,7 +81,9 @@ class Store:
                 raise self._missing()
 
     def __str__(self) -> str:
-        return self._url.render_as_string(hide_password=True)
+        # libpq takes passwords from the query too.
+        hidden = dict.fromkeys((key for key in self._url.query if "password" in key), "hidden")
+        return self._url.update_query_dict(hidden).render_as_string(hide_password=True)
 
     def close(self) -> None:
         self._writer.dispose()
@@ -245,14 +247,16 @@ def parse_url(url: str, mounts: Mounts = mounted) -> sa.URL:
     """
     try:
         parsed = sa.make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
+        # Without its cause, which quotes the port: the password, if its `@` is forgotten.
         raise InputError(
             "the ledger's URL has to look like sqlite:///ledger.db or postgresql://host/name"
         ) from None
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
-        if not parsed.database or parsed.database == ":memory:" or parsed.query:
+        database = parsed.database or ""
+        if database in ("", ":memory:") or "\0" in database or parsed.query:
             raise InputError("an SQLite ledger is a plain file: sqlite:///path/to/ledger.db")
-        path = os.path.abspath(parsed.database)
+        path = os.path.abspath(database)
         _check_place(path, mounts)
         return parsed.set(drivername="sqlite", database=path)
     if parsed.drivername in ("postgresql", "postgresql+psycopg"):

@@ -11,7 +11,7 @@ from dpray.io.files import in_ray_package, network_file_system
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.store import parse_url
 from dpray.runs.folder import ReleaseFolder
-from dpray.types import InputError
+from dpray.types import InputError, LedgerUnavailable
 
 PACKAGE = "ray/session_1/runtime_resources/working_dir_files/_ray_pkg_029f88d5ecc55e1e"
 
@@ -159,3 +159,25 @@ def test_another_machines_database_is_reached_over_tls(
 def test_the_mode_that_libpq_has_already_is_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PGSSLMODE", "verify-full")
     assert "sslmode" not in parse_url("postgresql://ledger-db/dpray").query
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://host:port/notes", "postgresql://u:word/notes", "postgresql://[::1/notes"],
+)
+def test_a_port_that_is_no_number_is_one_line_without_it(url: str):
+    """A password whose `@` is forgotten stands in the port's place."""
+    with pytest.raises(InputError) as refused:
+        parse_url(url)
+    assert "word" not in str(refused.value) and refused.value.__suppress_context__
+
+
+def test_a_null_byte_is_in_no_path():
+    with pytest.raises(InputError, match="a plain file"):
+        parse_url("sqlite:///a\0b")
+
+
+def test_a_password_in_the_query_is_shown_to_nobody():
+    with pytest.raises(LedgerUnavailable) as failed:
+        Ledger.open("postgresql://127.0.0.1:1/notes?password=word&sslpassword=word")
+    assert str(failed.value).count("password=hidden") == 2 and "=word" not in str(failed.value)
