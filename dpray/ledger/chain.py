@@ -112,7 +112,9 @@ class Chain:
         self._step(entry)
 
     def _step(self, entry: Entry) -> None:
-        self.length, self.head = entry.seq + 1, entry.hash
+        # SQLite keeps a text in a column of numbers.
+        place = entry.seq if isinstance(entry.seq, int) else self.length
+        self.length, self.head = place + 1, entry.hash
         self.reservations += entry.kind == "reserve"
 
 

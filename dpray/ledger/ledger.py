@@ -192,7 +192,7 @@ def _dataset_problems(chain: Chain, rows: Iterator[Entry]) -> Iterator[str]:
             open_runs.discard(entry.key)
     try:
         account = Account.replay(counted)
-    except (DprayError, ValueError, KeyError, TypeError) as error:
+    except (DprayError, ValueError, KeyError, TypeError, AttributeError) as error:
         yield f"data set '{chain.dataset}': its charges cannot be read ({type(error).__name__})"
         return
     for entry in counted[1:]:

@@ -201,7 +201,7 @@ def known_name(connection: sa.Connection, dataset: str) -> str:
 def end(connection: sa.Connection, dataset: str) -> Chain:
     """Return the end of a data set's chain, as its row states it."""
     row = connection.execute(_END, {"name": dataset}).first()
-    if row is None:
+    if row is None or not isinstance(row.length, int):  # SQLite takes a text for a number
         raise broken_chain(dataset)
     return Chain(dataset, row.length, row.head, row.reservations)
 

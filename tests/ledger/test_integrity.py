@@ -142,6 +142,27 @@ def test_verify_sees_a_charge_that_never_covered_its_event(url: str, ledger: Led
     assert any("privacy_unit" in problem for problem in problems)
 
 
+@pytest.mark.parametrize("payload", ["[]", "5", "null", '"a"'])
+def test_a_create_entry_that_is_no_object_is_a_problem(
+    ledger: Ledger, edit: Callable[[str], None], payload: str
+):
+    edit(f"UPDATE dpray_entries SET payload = '{payload}' WHERE seq = 0")
+    assert any("its charges cannot be read" in problem for problem in ledger.verify())
+
+
+@pytest.mark.parametrize("column", ["entries SET seq", "datasets SET length"])
+def test_a_text_in_a_column_of_numbers_is_a_problem(tmp_path: Path, column: str):
+    """SQLite keeps it."""
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
+    engine = sa.create_engine(parse_url(url), poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE dpray_{column} = 'one'")
+    assert Ledger.open(url).verify()
+    with pytest.raises(LedgerError):
+        reserve(Ledger.open(url), "run-1")
+
+
 def test_a_replay_gives_the_same_bits(url: str):
     for composition in ("basic", "renyi"):
         ledger = Ledger.create_or_open(url)
