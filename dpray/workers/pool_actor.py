@@ -172,7 +172,12 @@ class PoolActor:
             pieces = self._runs.get()
             try:
                 worker.work(pieces, lambda name, outcome: self._results.put((name, outcome)))
-            except BaseException as error:  # nobody else would hear of it
+            except Exception as error:
                 self._results.put(_Event(has_ended=True, error=error))
+            except BaseException as error:
+                # A SystemExit is nobody's wish in this thread. Ray would log its words, and take
+                # the actor for lost.
+                ended = RuntimeError(type(error).__name__)
+                self._results.put(_Event(has_ended=True, error=ended))
             else:
                 self._results.put(_Event(has_ended=True))

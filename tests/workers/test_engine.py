@@ -197,3 +197,20 @@ def test_no_engine_is_tried_where_the_run_loads_none(config: Callable[..., Confi
 def test_an_actor_whose_engine_ends_the_process_does_not_wait_for_it() -> None:
     with pytest.raises(SystemExit):
         PoolActor(raising(SystemExit(1)), most=1)  # type: ignore[arg-type]
+
+
+def test_code_that_exits_loses_no_actor_and_its_words_are_kept_from_rays_logs() -> None:
+    class Exits:
+        attempt_id = "exits"
+
+        def accept(self, *piece: Any) -> tuple[list[str], Any]:
+            return ["0/0"], piece
+
+        def work(self, pieces: Any, emit: Any) -> None:
+            for _ in pieces:
+                raise SystemExit("Marlowe")
+
+    actor = PoolActor(Exits, most=1)
+    actor.take("a piece", None)
+    with pytest.raises(RuntimeError, match=r"^SystemExit$"):
+        actor.more()
