@@ -94,6 +94,17 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_model(tmp_path_factory.mktemp("models") / "tiny"))
 
 
+@pytest.fixture(scope="session")
+def engine(model_folder: str) -> Iterator[Any]:
+    """The real engine on that model, loaded once: `tests.engines.kept` keeps it open."""
+    from dpray.config.sections import EngineConfig
+    from dpray.engines.transformers import TransformersEngine
+
+    engine = TransformersEngine(EngineConfig(model=model_folder))
+    yield engine
+    engine.close()
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     """The same test on the host and, where there is one, on a GPU: `make gpu`."""

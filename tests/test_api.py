@@ -128,19 +128,6 @@ def test_an_error_shows_no_text_of_the_library_that_raised(
     assert "in the morning" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_progress_function_that_raises_only_interrupts(job: Path) -> None:
-    def broken(progress: dpray.Progress) -> None:
-        if progress.activity == "densities":
-            raise ZeroDivisionError("a program's own")
-
-    config = dpray.load(job)
-    with pytest.raises(
-        dpray.Resumable, match=r"on_progress raised ZeroDivisionError; .*: the same"
-    ):
-        dpray.run(config, broken)
-    assert len(dpray.run(config).records) == 20
-
-
 def test_a_configuration_shows_no_password_of_its_ledger(job: Path) -> None:
     url = "postgresql://nurse:s3cret@host/ledger"
     config = dpray.load(job, f"privacy.ledger={url}")

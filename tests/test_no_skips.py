@@ -54,24 +54,19 @@ def suite(tmp_path):
     return tmp_path
 
 
-IN_PROCESSES = pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["here", "in two"])
-
-
-@IN_PROCESSES
-def test_a_skipped_test_fails_but_for_an_allowed_reason(suite, processes):
-    code, told = outcome(suite, *processes)
+def test_a_skipped_test_fails_but_for_an_allowed_reason(suite):
+    code, told = outcome(suite)
     assert code == 0 and "1 passed, 3 skipped, 1 xfailed" in told
 
-    code, told = outcome(suite, *processes, "-p", "tests.no_skips")
+    code, told = outcome(suite, "-n", "2", "-p", "tests.no_skips")
     assert code == 1 and "1 passed, 1 skipped, 1 xfailed" in told
     assert "no Chromium on this machine" in told and "no nginx" in told
 
 
-@IN_PROCESSES
-def test_a_skipped_file_fails(suite, processes):
+def test_a_skipped_file_fails(suite):
     module = 'import pytest\npytest.skip("no browser", allow_module_level=True)\n'
     (suite / "test_of_a_file.py").write_text(module)
-    code, told = outcome(suite, *processes, "-p", "tests.no_skips")
+    code, told = outcome(suite, "-n", "2", "-p", "tests.no_skips")
     assert code in (1, 2) and "no browser" in told
 
 

@@ -225,13 +225,6 @@ def test_a_charge_never_gives_back(reserved: tuple[float, float]) -> None:
         charge(Gaussian(1), *reserved)
 
 
-def test_compositions_by_name() -> None:
-    budget = Budget(4.0, 1e-6)
-    assert composition("basic", budget) == BasicComposition(budget)
-    assert composition("renyi", budget, 8.0) == RenyiComposition(budget, 8.0)
-    assert composition("renyi", budget) == RenyiComposition(budget, default_order(budget))
-
-
 @pytest.mark.parametrize(
     ("message", "name", "budget", "order"),
     [

@@ -72,12 +72,6 @@ def test_golden_the_printed_yelp_noise_is_too_little(sigma: float, epsilon: floa
     )
 
 
-def test_user_level_votes_need_noise_in_proportion() -> None:
-    one = discrete_gaussian_sigma(2.0, 1e-6)
-    three = discrete_gaussian_sigma(2.0, 1e-6, sensitivity=3)
-    assert three == pytest.approx(3 * one, rel=1e-3)
-
-
 @pytest.mark.slow
 def test_dp_sgd_noise() -> None:
     noise = least_noise(
@@ -103,20 +97,13 @@ def with_free(name: str, k: int = 1) -> Callable[[float], Event]:
     return lambda x: private_prediction(**{**PLAN, name: x}, k=k)
 
 
-def test_the_plan_of_private_prediction_has_the_rho_of_theorem_1() -> None:
-    for k in (1, 3):
-        rho = 1500 * (0.5 * (10 * k / (255 * 2)) ** 2 + 2 * (k / (255 * 0.2)) ** 2)
-        assert private_prediction(**PLAN, k=k).zcdp_rho() == pytest.approx(rho, rel=1e-12)
-
-
-@pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize(
-    ("name", "bracket", "increasing"),
+    ("name", "bracket", "increasing", "k"),
     [
-        ("tau", (1e-2, 1e3), False),
-        ("s", (1, 1e5), False),
-        ("c", (1e-3, 1e3), True),
-        ("sigma", (1e-3, 1e4), False),
+        ("tau", (1e-2, 1e3), False, 3),
+        ("s", (1, 1e5), False, 1),
+        ("c", (1e-3, 1e3), True, 1),
+        ("sigma", (1e-3, 1e4), False, 1),
     ],
 )
 def test_any_real_parameter_of_private_prediction_can_be_free(
@@ -135,7 +122,7 @@ def test_any_real_parameter_of_private_prediction_can_be_free(
 @pytest.mark.parametrize(("name", "high", "increasing"), [("r", 10**9, True), ("s", 10**5, False)])
 def test_integers_are_the_last_valid_ones(name: str, high: int, increasing: bool) -> None:
     make = with_free(name)
-    for target in (0.7, 4.0, 10.0):
+    for target in (0.7, 10.0):
         found = calibrate(
             make, target, 1e-6, bracket=(1, high), increasing=increasing, integer=True
         )

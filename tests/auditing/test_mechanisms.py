@@ -13,7 +13,14 @@ from tests.auditing.cases import CASES
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
-@pytest.mark.parametrize("name", CASES)
+def is_hardest(name: str) -> bool:
+    """Less noise than half of it is not tried where half of it is caught."""
+    mechanism, _, fault = name.rpartition(": ")
+    half = CASES.get(f"{mechanism}: half the noise")
+    return half is None or not half.caught or fault not in ("no noise", "a tenth of the noise")
+
+
+@pytest.mark.parametrize("name", filter(is_hardest, CASES))
 def test_claims_hold_and_faults_are_seen(name: str) -> None:
     case = CASES[name]
     found = case.finding()

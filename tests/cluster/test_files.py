@@ -150,6 +150,7 @@ def test_a_job_can_be_planned_within_its_budget(path, monkeypatch):
 
     assert 0.9 * config.privacy.epsilon < plan.cost.epsilon <= config.privacy.epsilon
     assert plan.summary()["warnings"] == []
+    assert config.method.name != "private_prediction" or plan.config.engine.dtype == "float32"
     with pytest.raises(InputError, match=r"^method\.batchsize: there is no such key"):
         load_config(path, ["method.batchsize=3"])
 

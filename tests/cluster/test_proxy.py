@@ -1,5 +1,5 @@
 """The shipped proxy configuration under a real nginx: what it refuses, and that others are answered
-meanwhile. tests/integration/test_serve.py tries it in front of the real Serve."""
+meanwhile. Behind it the real guard answers, without a model."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ import pytest
 import dpray
 from dpray.cli import run_command
 from dpray.row_check import check_rows, quantiles
-from dpray.types import Progress
 
 Job = Callable[..., list[str]]
 
@@ -169,13 +168,6 @@ def test_encoding_and_delimiter_are_proposed(job: Job, tmp_path: Path) -> None:
         dpray.load(*arguments, f"data.path={tmp_path}/notes.csv", "data.delimiter=^")
     )
     assert not found["refused"] and found["proposals"] == []
-
-
-def test_progress(job: Job) -> None:
-    seen: list[Progress] = []
-    dpray.check(dpray.load(*job([note()] * 2500)), seen.append)
-    reading = [progress for progress in seen if progress.activity == "reading file 1 of 1"]
-    assert [progress.completed for progress in reading] == [0, 1000, 2000]
 
 
 def test_quantiles() -> None:

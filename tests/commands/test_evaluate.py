@@ -7,7 +7,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dpray.cli import run_command
 from dpray.commands.evaluate import evaluate
 from dpray.evaluation.files import evaluate_files, read_labelled
 from dpray.evaluation.settings import EvaluationSettings
@@ -189,20 +188,6 @@ def test_a_release_has_columns_of_its_own(app, tmp_path, without_a_model):
         invoke(app, *files, "--out", tmp_path)
 
 
-def test_half_a_surrogate_pair_reaches_no_model(app, tmp_path, monkeypatch):
-    class Strict(BagOfWords):
-        def embed(self, texts):
-            assert all(text.encode() for text in texts)
-            return super().embed(texts)
-
-    monkeypatch.setattr("dpray.engines.embedder.SentenceTransformerEmbedder", lambda _: Strict())
-    broken = [(f"{text} \ud83d", f"{label}\udc00") for text, label in notes(40, 1)]
-    real = write_jsonl(tmp_path / "real.jsonl", broken)
-    invoke(app, "--real", real, "--synthetic", real, "--out", tmp_path, "--seeds", 1)
-    written = json.loads((tmp_path / "evaluation.json").read_text())
-    assert written["records"]["synthetic"] == {"cardio?": 20, "derma?": 20}
-
-
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(app, tmp_path, monkeypatch):
     """Before a record is read: there is none. What may be released is no place either."""
     (tmp_path / "file").write_text("")
@@ -231,11 +216,6 @@ def test_python_has_the_result_without_a_file(tmp_path, without_a_model, monkeyp
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_numbers_out_of_range_are_refused():
-    paths = ["--real", "a", "--synthetic", "b", "--out", "c"]
-    assert run_command(["evaluate", *paths, "--seeds", "0"]) == 2
-
-
 def test_real_records_are_files_as_people_have_them(tmp_path):
     """The cells of CSV are the labels of a release, by name; a blank text is no record."""
     real, released = tmp_path / "real.csv", tmp_path / "synthetic.jsonl"
@@ -249,14 +229,6 @@ def test_real_records_are_files_as_people_have_them(tmp_path):
     assert made == [("x", "0"), ("x", "true"), ("x", "")]
     with pytest.raises(InputError, match=r"^real.csv, row 1: .* the encoding cp1252$"):
         read_labelled(str(real), "--real", "text", "label", AS_RECOGNISED)
-
-
-def test_nested_columns(tmp_path):
-    path = tmp_path / "real.json"
-    path.write_text(json.dumps([{"note": {"body": "x", "kind": 1.0}}, {"note": {"body": None}}]))
-    assert read_labelled(str(path), "--real", "note.body", "note.kind", AS_RECOGNISED) == [
-        ("x", "1.0")
-    ]
 
 
 @pytest.mark.slow

@@ -92,12 +92,6 @@ def test_create_takes_a_rule_and_a_unit(url: str):
     assert isinstance(create(url).exception, InputError)
 
 
-def test_create_speaks_of_the_data_set_by_the_name_in_the_ledger(url: str):
-    create(url)
-    named = create(url, "--dataset", " Clinic-Notes")
-    assert "data set 'clinic-notes' has the budget" in named.stdout
-
-
 def test_a_ledger_in_a_folder_that_is_missing(tmp_path: Path):
     error = create(f"sqlite:///{tmp_path}/nowhere/ledger.db").exception
     assert isinstance(error, MissingLedger)
@@ -170,11 +164,6 @@ def test_show_reads_a_ledger_without_the_accountants_libraries(url: str):
         env=os.environ | {"PYTHONPATH": str(Path(dpray.__file__).parents[1])},
     )
     assert shown.stdout == "0 []\n", shown.stderr
-
-
-@pytest.mark.parametrize("command", ["show", "verify", "export"])
-def test_a_missing_ledger_is_bad_input(url: str, command: str):
-    assert isinstance(call(command, url).exception, InputError)
 
 
 def test_verify_says_what_does_not_fit(url: str):

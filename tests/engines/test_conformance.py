@@ -64,11 +64,6 @@ def go_on(texts: Lockstep, following: Callable[[LockstepResult], LockstepGroup |
             group = following(texts.send(group))
 
 
-def test_it_is_an_engine(engine: Engine) -> None:
-    assert isinstance(engine, Engine)
-    assert engine.context_length == 256
-
-
 @pytest.mark.parametrize("rows", [7, 0])
 def test_selectors_are_called_once_for_every_position(engine: Engine, rows: int) -> None:
     result = decode(engine, make_group(engine, "a", rows))["a"]

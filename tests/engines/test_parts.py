@@ -17,7 +17,7 @@ from dpray.methods.private_prediction.token import PrivateToken
 from tests.engines.test_conformance import MAX_TOKENS, decode, go_on, make_group
 
 GIB = 0.001
-"""1,024 tokens of the tests' model, a tenth of what the largest groups below want."""
+"""1,024 tokens of the tests' model, a quarter of what the largest groups below want."""
 
 TOKEN = PrivateToken(
     20, 10_000, "dclip", 3.0, 1.0, 1.0, candidates="top_k_plus", k=40, threshold=0.9, noise=0.05
@@ -69,7 +69,7 @@ def test_the_tokens_are_those_of_the_whole_group(
     small: Engine, transformers_engine: Engine, group: Callable[..., LockstepGroup], clip: Any
 ) -> None:
     """From the same coins, with the sparse vector on: every position has each row once."""
-    groups = [group(f"{clip} {rows}", rows, replace(TOKEN, clip=clip)) for rows in (3, 60, 150, 7)]
+    groups = [group(f"{clip} {rows}", rows, replace(TOKEN, clip=clip)) for rows in (3, 60, 7)]
     whole, in_parts = decode(transformers_engine, *groups), decode(small, *groups)
     for each in groups:
         one, other = whole[each.group_id], in_parts[each.group_id]

@@ -87,11 +87,6 @@ def test_a_prompt_with_the_last_token_in_it_is_compared_too() -> None:
     assert row_variation(device, 1) == 0.5
 
 
-def test_one_row_has_no_other_beside_it() -> None:
-    device: Any = Rounding(0.25)
-    assert row_variation(device, 1) == 0.0
-
-
 def test_an_engine_that_holds_one_row_at_once_is_tested_too() -> None:
     """Its groups, of one private row and the public one, come in parts."""
 

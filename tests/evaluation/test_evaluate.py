@@ -200,26 +200,6 @@ def test_identical_texts_are_measured_and_said(kind):
     assert len(said) == (kind == "synthetic")
 
 
-def test_progress_names_parts_and_counts_to_the_end():
-    seen = []
-    floor, on_progress = notes(20, 3), seen.append
-    evaluate(
-        notes(60, 1), notes(40, 2), BagOfWords(), floor=floor, seeds=2, on_progress=on_progress
-    )
-
-    activities = list(dict.fromkeys(progress.activity for progress in seen))
-    assert activities == [
-        "embedding",
-        "classifiers",
-        "fidelity",
-        "near-duplicates",
-        "topics, lengths",
-    ]
-    embedded = [(p.completed, p.total) for p in seen if p.activity == "embedding"]
-    assert embedded == [(0, 120), (40, 120), (70, 120), (100, 120)]
-    assert all(p.total is None or 0 <= p.completed <= p.total for p in seen)
-
-
 def test_many_labels_of_few_records_are_no_warning():
     labels = np.array([f"label {n % 20}" for n in range(30)])
     with warnings.catch_warnings(action="error"):

@@ -42,10 +42,6 @@ def test_it_is_the_closed_form_of_independent_gaussians():
     assert found == pytest.approx(3 * (0.25 + 1.0), rel=0.05)
 
 
-def test_fewer_records_than_dimensions_are_no_obstacle():
-    assert np.isfinite(frechet_distance(sample(0, 1, 2), sample(0, 1, 2, seed=2)))
-
-
 def test_all_measures_are_taken_between_equally_many_records():
     real, synthetic = sample(0.0, 1.0, 900), sample(0.0, 1.0, 60, seed=3)
     result = compare_fidelity(synthetic, real[:450], real[450:], seeds=5)
@@ -55,17 +51,6 @@ def test_all_measures_are_taken_between_equally_many_records():
         near, other = measure["synthetic_to_real"]["mean"], measure["real_to_real"]["mean"]
         assert near == pytest.approx(other, rel=0.8)
         assert measure["real_to_real"]["deviation"] > 0
-
-
-def test_every_measure_ranks_a_near_set_before_a_far_one():
-    real = sample(0.0, 1.0, 600)
-    sets = {far: (sample(far, 1.0, 300, seed=3), real[:300], real[300:]) for far in (0.0, 1.0)}
-    near, far = (
-        {name: values["synthetic_to_real"]["mean"] for name, values in found["measures"].items()}
-        for found in (compare_fidelity(*s, seeds=2) for s in sets.values())
-    )
-    assert near["mauve"] > far["mauve"] + 0.1
-    assert near["frechet_distance"] < far["frechet_distance"]
 
 
 def test_fidelity_of_equal_far_and_constant_sets():
@@ -87,13 +72,6 @@ def test_equal_histograms_have_area_one_and_disjoint_ones_the_inverse_binomial()
     assert divergence_area(np.array([3, 5, 2]), np.array([6, 10, 4])) == pytest.approx(1.0)
     apart = divergence_area(np.array([4, 6, 0]), np.array([0, 0, 7]))
     assert apart == pytest.approx(1 / comb(10, 5), rel=0.05)
-
-
-def test_the_area_is_symmetric_and_falls_as_the_sides_part():
-    p = np.array([50, 30, 20, 0])
-    areas = [divergence_area(p, np.roll(p, 1) * t + p * (1 - t)) for t in (0, 0.2, 0.5, 1)]
-    assert areas == sorted(areas, reverse=True) and areas[-1] < 0.5 < areas[1] < 1
-    assert divergence_area(p, p[::-1]) == pytest.approx(divergence_area(p[::-1], p))
 
 
 def test_there_is_a_cluster_to_ten_records_and_every_record_is_in_one():

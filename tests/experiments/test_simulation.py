@@ -5,7 +5,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from simulation import GPU, costs
 from simulation_model import simulate
 from simulation_runs import SleepingEngine, build, configure
 from simulation_values import SPENT, Costs, Engine, Load, Machines
@@ -36,12 +35,6 @@ def test_a_full_engine_wastes_nothing() -> None:
     assert found.calls >= 64 / 8
 
 
-def test_an_engine_is_not_full_at_the_end_of_a_block() -> None:
-    found = simulate(FREE, ENGINE, machines(1), load(6, blocks=1))
-    assert found.wall == pytest.approx(2 * 2 * STEP)
-    assert found.efficiency == pytest.approx(6 / 8)
-
-
 def test_all_costs_of_a_single_block_add_up() -> None:
     names = [field.name for field in fields(Costs)]
     found = simulate(
@@ -60,18 +53,6 @@ def test_what_is_lost_with_actors_is_decoded_all_the_same() -> None:
     assert found.repeated > 0
     assert found.useful == pytest.approx(4_000 / 4 * 2 * STEP)
     assert found.efficiency < simulate(FREE, ENGINE, machines(20), load(4_000)).efficiency
-
-
-def test_a_killed_actor_costs_the_batches_that_it_had() -> None:
-    killed = machines(4, killed=10.0, notice=0.0, replace=0.0)
-    found = simulate(FREE, ENGINE, killed, load(400))
-    assert found.lost_actors == 1
-    assert 0 < found.repeated < 20
-
-
-def test_the_measured_costs_are_whole() -> None:
-    found = simulate(costs(), replace(GPU, room=50), machines(2), Load(40, 10, 8, 4e5))
-    assert 0.0 < found.efficiency < 1.0
 
 
 def test_a_run_with_the_sleeping_engine_takes_its_steps(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is killed, altered, deleted or full in mid-run, and the run that follows: the ledger never
+"""What is killed or full in mid-run, and the run that follows: the ledger never
 undercounts, nothing is published twice, no private text is left behind (`Runs.finish`).
 
 A start of a driver or an actor costs five seconds of a core, so that faults share runs, and drivers
@@ -6,13 +6,11 @@ that are not killed are this process."""
 
 from __future__ import annotations
 
-import json
 import shutil
-import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ import psutil
 import pytest
 
 from dpray import registry as methods
-from dpray.cli import run_command
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.registry import make_plan
@@ -77,22 +74,8 @@ def test_two_runs_race_for_the_last_of_a_budget(runs: MakeRuns, tmp_path: Path, 
             run.assert_whole(each)
 
 
-def alter_charge(
-    ledger: Path, change: Callable[[dict[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
-    """Changes what the row of the run's charge says, behind the ledger's back."""
-    with closing(sqlite3.connect(ledger)) as database, database:
-        [(text,)] = database.execute("SELECT payload FROM dpray_entries WHERE kind = 'reserve'")
-        before: dict[str, Any] = json.loads(text)
-        database.execute(
-            "UPDATE dpray_entries SET payload = ? WHERE kind = 'reserve'",
-            (json.dumps(change(before), sort_keys=True, separators=(",", ":")),),
-        )
-    return before
-
-
-def test_driver_killed_ledger_altered_and_deleted_then_an_engine_and_the_accountant_killed(
-    waiting_runs: MakeRuns, cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_driver_killed_then_an_engine_and_the_accountant_killed(
+    waiting_runs: MakeRuns, cluster: Cluster
 ):
     """All in one run on the cluster of RAY_ADDRESS. No engine that waits can end it before its
     time: only the last one's wait is over, when all that shall be killed is."""
@@ -104,22 +87,6 @@ def test_driver_killed_ledger_altered_and_deleted_then_an_engine_and_the_account
     published, at_the_first = run.counts()["published"], run.under_way()
     assert 0 < published < 12 and not (run.output / "synthetic.jsonl").exists()
 
-    before = alter_charge(tmp_path / "ledger.db", lambda charge: charge | {"epsilon": 1e-9})
-    assert "are not as they were written" in refused(run, capfd)
-    assert run_command(["ledger", "verify", "--ledger", run.url]) == 2
-    assert "Marlowe" not in "".join(capfd.readouterr())
-    alter_charge(tmp_path / "ledger.db", lambda charge: before)
-
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    for path in tmp_path.glob("ledger.db*"):
-        path.rename(kept / path.name)
-    assert "ledger" in refused(run, capfd)
-    assert not list(tmp_path.glob("ledger.db*")), "a missing ledger is not made anew"
-    for path in kept.iterdir():
-        path.rename(tmp_path / path.name)
-
-    # With the ledger as it was, the run goes on.
     process = run.start()
     wait_for(lambda: run.engines_waited() == 2, process)
     at_the_second = run.under_way()
@@ -137,14 +104,6 @@ def test_driver_killed_ledger_altered_and_deleted_then_an_engine_and_the_account
     assert 1 <= report["batches"]["repeated"] <= len(lost) < 12
     assert report["batches"]["published"] == 12
     run.assert_whole(report)
-
-
-def refused(run: Runs, capfd: pytest.CaptureFixture[str]) -> str:
-    """The one line of a run that must not go on, and does not."""
-    ended = run.here(capfd)
-    assert ended.code in (1, 2) and ended.err.count("\n") == 1
-    assert not (run.output / "synthetic.jsonl").exists()
-    return ended.err
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ import psutil
 import pytest
 
 from dpray.engines.embedder import SentenceTransformerEmbedder
-from tests.cluster.proxy import flood, in_lines, in_one_header, peak_bytes, running_proxy
 from tests.integration.endpoints import (
     EMBEDDER,
     KEY,
@@ -186,12 +185,7 @@ def test_wrong_requests_get_openais_errors_without_their_own_words(served: Serve
 
     image = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1/{WORD}"}}
     bodies: list[tuple[str, Any]] = [
-        ("chat/completions", {"messages": WORD}),
         ("chat/completions", {"messages": [{"role": "user", "content": [image]}]}),
-        ("chat/completions", {"messages": [], WORD: WORD, "temperature": WORD}),
-        ("chat/completions", {"messages": [{"role": "user", "content": WORD}], "top_p": 7}),
-        ("completions", {"prompt": [WORD], "logprobs": WORD}),
-        ("completions", {"prompt": WORD, "max_tokens": -1}),
         ("completions", {"prompt": WORD, WORD: WORD, "structured_outputs": {"regex": f"({WORD}"}}),
         # Its context holds 256 tokens, its vocabulary 300 or so.
         ("completions", {"prompt": WORD, "max_tokens": 257}),
@@ -262,64 +256,43 @@ def test_a_key_that_floods_the_endpoint_does_not_starve_another(served: Served) 
         assert max(took) < limit
 
 
-def test_lost_replicas_cost_a_retry_and_no_request(served: Served) -> None:
-    """The only replica of each model is killed while both are in use."""
+@pytest.mark.parametrize(
+    "names", [("embedder",), pytest.param(("embedder", "llm"), marks=pytest.mark.chaos)], ids=str
+)
+def test_lost_replicas_cost_a_retry_and_no_request(served: Served, names: tuple[str, ...]) -> None:
+    """The only replica of a model is killed while both are in use. vLLM takes a minute to start
+    anew, so that it is killed by `make chaos` alone."""
     embedder = SentenceTransformerEmbedder(EMBEDDER)
-    expected = embedder.embed([f"{WORD} {n}" for n in range(40)])
+    expected = embedder.embed([f"{WORD} {n}" for n in range(20)])
     client = served.client(retries=RETRIES)
-    text = chat(client, tokens=100).choices[0].message.content
+    text = chat(client, tokens=40).choices[0].message.content
     done: list[str] = []
 
     def embeds(n: int) -> None:
-        answer = client.embeddings.create(model=EMBEDDER, input=f"{WORD} {n % 40}")
-        np.testing.assert_allclose(answer.data[0].embedding, expected[n % 40], atol=2e-6)
+        answer = client.embeddings.create(model=EMBEDDER, input=f"{WORD} {n % 20}")
+        np.testing.assert_allclose(answer.data[0].embedding, expected[n % 20], atol=2e-6)
         done.append("embedding")
 
     def chats(_: int) -> None:
-        assert chat(client, tokens=100).choices[0].message.content == text
+        assert chat(client, tokens=40).choices[0].message.content == text
         done.append("chat")
 
-    before = {
-        name: {each.pid for each in served.cluster.workers(f"ServeReplica:dpray:{name}")}
-        for name in ("embedder", "llm")
-    }
-    assert [len(pids) for pids in before.values()] == [1, 1]
+    before = {name: replicas(served, name) for name in names}
+    assert [len(pids) for pids in before.values()] == [1] * len(names)
     with ThreadPoolExecutor(8) as pool:
         tasks = [pool.submit(each, n) for n in range(60) for each in (embeds, chats)]
         wait_for(lambda: len(done) >= 10)
-        for name in before:
+        for name in names:
             served.cluster.workers(f"ServeReplica:dpray:{name}")[0].kill()
         for task in tasks:
             task.result(timeout=TIMEOUT)
     assert len(done) == 120
     for name, pids in before.items():
-        after = {each.pid for each in served.cluster.workers(f"ServeReplica:dpray:{name}")}
-        assert after and after.isdisjoint(pids)
+        assert (after := replicas(served, name)) and after.isdisjoint(pids)
 
 
-def test_200_mb_of_headers_end_at_the_shipped_proxy(served: Served, tmp_path: Path) -> None:
-    """Sent to Serve's own port they end its proxy. OpenAI's client is answered meanwhile."""
-    serves_own = served.cluster.workers("ProxyActor")[0].pid
-    before = peak_bytes(serves_own)
-    with running_proxy(tmp_path, httpx.URL(served.url).port or 0) as proxy:
-        client = openai.OpenAI(
-            base_url=f"{proxy.url}/v1",
-            api_key=KEY,
-            http_client=openai.DefaultHttpxClient(verify=proxy.tls),
-            max_retries=0,
-            timeout=TIMEOUT,
-        )
-        text = chat(client).choices[0].message.content
-        with ThreadPoolExecutor(2) as pool:
-            floods = [pool.submit(flood, proxy, request()) for request in (in_one_header, in_lines)]
-            while not all(each.done() for each in floods):
-                assert chat(client).choices[0].message.content == text
-        assert [each.result()[0] for each in floods] == [431, 431]
-        assert proxy.peak_bytes < 150e6
-        stream = client.completions.create(model=LLM, prompt=WORD, max_tokens=9, stream=True)
-        assert len(list(stream)) > 3
-    assert served.cluster.workers("ProxyActor")[0].pid == serves_own
-    assert peak_bytes(serves_own) - before < 20e6
+def replicas(served: Served, name: str) -> set[int]:
+    return {each.pid for each in served.cluster.workers(f"ServeReplica:dpray:{name}")}
 
 
 def test_it_ends_when_told_to_and_nothing_sent_was_logged(served: Served) -> None:

@@ -77,24 +77,19 @@ EDITS = {
 }
 
 
+NO_CHARGE = {"another unit", "another attempt", "another time", "another hash"}
+"""Edits that leave the charges and the ends of the chain as they were."""
+
+
 @pytest.mark.parametrize("change", EDITS)
-def test_verify_sees_every_edit(ledger: Ledger, edit: Callable[[str], None], change: str):
-    edit(EDITS[change])
-    assert ledger.verify()
-
-
-@pytest.mark.parametrize(
-    "change",
-    ["a smaller charge", "a larger budget", "a row in the middle", "the last row", "the tail",
-     "all entries", "the data set's row", "a shorter chain", "another number of charges",
-     "another head", "the first row"],
-)  # fmt: skip
-def test_nothing_more_is_charged_to_an_edited_chain(
-    url: str, edit: Callable[[str], None], change: str
+def test_verify_sees_every_edit_and_nothing_more_is_charged_to_an_edited_chain(
+    ledger: Ledger, url: str, edit: Callable[[str], None], change: str
 ):
     edit(EDITS[change])
-    with pytest.raises(LedgerError, match="not as they were written"):
-        reserve(Ledger.open(url), "run-3")
+    assert ledger.verify()
+    if change not in NO_CHARGE:
+        with pytest.raises(LedgerError, match="not as they were written"):
+            reserve(Ledger.open(url), "run-3")
 
 
 @pytest.mark.parametrize("change", ["a smaller charge", "a row in the middle"])
@@ -253,7 +248,7 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("kibibytes", [0, 8, 16, 24, 40, 48])
+@pytest.mark.parametrize("kibibytes", [0, 16, 48])
 def test_a_full_disk_never_undercounts(tmp_path: Path, kibibytes: int):
     """Wherever the disk gets full, in the log or when the log is written back: an answered
     reservation is there afterwards, and the ledger goes on once there is room."""

@@ -121,33 +121,6 @@ def test_of_two_processes_that_race_exactly_one_wins(url: str):
     assert ledger.verify() == []
 
 
-def test_racing_for_one_key_reserves_it_once(url: str):
-    with children(url, 3) as crowd:
-        crowd[0].ask("create notes -")
-        assert crowd[0].hear() == "won\n"
-        for child in crowd:
-            child.ask("reserve notes the-run")
-        assert [child.hear() for child in crowd] == ["won\n"] * 3
-    assert Ledger.open(url).account("notes").spent == Budget(0.5, 1e-7)
-
-
-def test_a_reservation_outlives_its_killed_process(url: str):
-    with children(url, 1) as (child,):
-        child.ask("create notes -")
-        child.ask("reserve notes run")
-        assert [child.hear(), child.hear()] == ["won\n", "won\n"]
-        child.kill()
-    ledger = Ledger.open(url)
-    assert ledger.account("notes").spent == Budget(0.5, 1e-7)
-    charge = {"run": (DiscreteLaplace(2.0, 1), Budget(0.5, 1e-7))}
-    [reservation] = ledger.reserve("notes", charge, *STATED_FOR)
-    assert reservation.seq == 1
-    ledger.begin("run", "attempt-2", ["a/0"])
-    assert ledger.publish("run", "attempt-2", [("a/0", "a" * 64)]) == 1
-    assert ledger.commit("run")
-    assert ledger.verify() == []
-
-
 def test_whatever_was_answered_before_a_kill_is_there_after_it(url: str):
     with children(url, 3) as crowd:
         for turn, child in enumerate(crowd):

@@ -22,12 +22,6 @@ def test_a_record_moves_one_count_by_one(records: list[str], new: str, place: in
     assert moved[LABELS.index(new)] == 1 and np.abs(moved).sum() == 1
 
 
-@given(st.lists(label, max_size=30), st.lists(label, max_size=4))
-def test_a_unit_of_k_moves_the_counts_by_at_most_k(records: list[str], unit: list[str]) -> None:
-    moved = HISTOGRAM.count(records + unit) - HISTOGRAM.count(records)
-    assert np.abs(moved).sum() == len(unit)
-
-
 def test_counts_of_shards_add_up() -> None:
     records = list("abcabca")
     total = HISTOGRAM.count(records[:3]) + HISTOGRAM.count(iter(records[3:]))

@@ -59,16 +59,6 @@ def test_a_record_moves_one_count_by_one(private, new, place, synthetic) -> None
     assert sorted(moved.tolist()) == [0] * (len(synthetic) - 1) + [1]
 
 
-@settings(max_examples=40)
-@given(rows, st.lists(row, min_size=1, max_size=4), population)
-def test_a_unit_of_k_moves_the_counts_by_at_most_k(private, unit, synthetic) -> None:  # type: ignore[no-untyped-def]
-    moved = count_votes(matrix(private + unit), matrix(synthetic)) - count_votes(
-        matrix(private), matrix(synthetic)
-    )
-    assert np.abs(moved).sum() <= len(unit)
-    assert np.linalg.norm(moved) <= len(unit)
-
-
 def clustered(rng: np.random.Generator, rows: int, dimension: int = 64) -> np.ndarray:
     vectors = np.ones((rows, dimension)) + 1e-5 * rng.standard_normal((rows, dimension))
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
@@ -99,13 +89,13 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_votes_of_ordinary_embeddings() -> None:
     rng = np.random.default_rng(7)
-    private = rng.standard_normal((2000, 384)).astype(np.float32)
-    synthetic = rng.standard_normal((100, 384)).astype(np.float32)
+    private = rng.standard_normal((500, 384)).astype(np.float32)
+    synthetic = rng.standard_normal((50, 384)).astype(np.float32)
     private /= np.linalg.norm(private, axis=1, keepdims=True)
     synthetic /= np.linalg.norm(synthetic, axis=1, keepdims=True)
     distances = ((private[:, None].astype(float) - synthetic[None].astype(float)) ** 2).sum(-1)
     assert count_votes(private, synthetic).tolist() == (
-        np.bincount(distances.argmin(1), minlength=100).tolist()
+        np.bincount(distances.argmin(1), minlength=50).tolist()
     )
 
 
@@ -113,12 +103,6 @@ def test_duplicates_give_the_vote_to_the_first() -> None:
     synthetic = np.array([[0, 1], [1, 0], [1, 0], [-0.0, 1]], dtype=np.float32)
     private = np.array([[0.9, 0.1], [0, 1], [0.1, 0.9]], dtype=np.float32)
     assert count_votes(private, synthetic).tolist() == [2, 1, 0, 0]
-
-
-def test_no_record_and_one_text() -> None:
-    synthetic = np.eye(4, dtype=np.float32)
-    assert count_votes(np.zeros((0, 4), np.float32), synthetic).tolist() == [0, 0, 0, 0]
-    assert count_votes(np.eye(4, dtype=np.float32), synthetic[:1]).tolist() == [4]
 
 
 def test_bad_embeddings_are_refused_without_their_values() -> None:

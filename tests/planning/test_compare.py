@@ -114,19 +114,6 @@ def test_keys_that_are_set_stay(ask: Callable[..., Answer]) -> None:
         assert name == "dp_kps" or choice.reasons[0].endswith(": as they are set")
 
 
-def test_more_epsilon_never_buys_less(tree: Callable[..., dict[str, Any]]) -> None:
-    """Aug-PE: more variations, in more iterations, whose votes are above the noise."""
-    variations = []
-    for epsilon in (0.5, 8.0):
-        config = parse_config(tree(privacy__epsilon=epsilon))
-        found = answer(config, {"name": "aug_pe"}, 40)
-        assert found.choice is not None and found.choice.signal is not None
-        assert found.is_enough
-        settings: Any = found.choice.plan.settings
-        variations.append(settings.iterations * (settings.variations - 1))
-    assert variations[0] < variations[1]
-
-
 def test_a_method_that_the_engine_does_not_fit_says_why(
     tree: Callable[..., dict[str, Any]],
 ) -> None:

@@ -4,7 +4,7 @@ file names a place."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from dpray.methods.config import parse_config
 from dpray.report.page import write_report
 from dpray.runs.privacy_report import model_name
 from dpray.workers import shards
+from tests.engines.kept import Kept
 from tests.methods.aug_pe.test_release import BagOfWords
 from tests.report.test_page import Visible
 
@@ -43,7 +44,6 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "laplace": [{"name": "dp_kps", "estimator": "rff", "features": 20}],
     "gaussian": [{"name": "dp_kps", "estimator": "rff", "features": 20, "noise": "gaussian"}],
     "lora": [{"name": "dp_sgd"}],
-    "full": [{"name": "dp_sgd", "tuning": "full"}],
     "topics": [{"name": "topics"}, {"name": "aug_pe"}],
     "words": [{"name": "dp_kps"}, PLAIN | {"batches": "poisson", "texts": 4}],
 }
@@ -103,11 +103,9 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("disjoint", UNIT, DISJOINT),
     ("disjoint", MEASURED, DISJOINT | {LABELS, INTEGERS}),
     ("poisson", {}, POISSON),
-    ("poisson", UNIT, POISSON),
     ("gate", {}, DISJOINT | {GATE}),
     ("sparse_vector", {}, DISJOINT | {SPARSE}),
     ("rank", {}, VOTES),
-    ("rank", UNIT, VOTES),
     ("rank", NO_NOISE, {NOT_PRIVATE}),
     ("probability", {}, VOTES - {MOST_VOTED} | {DRAWN}),
     ("exact", {}, WORDS),
@@ -116,17 +114,9 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("gaussian", {}, WORDS),
     ("lora", {}, TRAINING),
     ("lora", NO_NOISE, {NOT_PRIVATE, STEPS, TUNED}),
-    ("full", {}, TRAINING),
     ("topics", {}, VOTES | {TOPICS}),
     ("words", {}, POISSON | {INTEGERS, PARALLEL}),
 ]
-
-
-@pytest.fixture(scope="module")
-def engine(model_folder: str) -> Iterator[Any]:
-    loaded = TransformersEngine(EngineConfig(model=model_folder))
-    yield loaded
-    loaded.close()
 
 
 @pytest.fixture
@@ -155,18 +145,6 @@ def config(settings: Make, tmp_path: Path) -> Make:
         return parse_config(tree | ({"methods": methods} if several else {"method": methods[0]}))
 
     return make
-
-
-class Loaded:
-    """Builds one engine for all runs; `close` leaves it open."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-    def close(self) -> None: ...
 
 
 def released(run: Config) -> dict[str, str]:
@@ -198,7 +176,7 @@ def test_what_is_stated_is_true_and_no_place_is_named(
 
     def build(section: EngineConfig, **options: Any) -> Any:
         tuned = section.model != run.engine.model
-        return TransformersEngine(section) if tuned else Loaded(engine)
+        return TransformersEngine(section) if tuned else Kept(engine)
 
     report = registry.run(run, build=build)
     page = write_report(Path(run.output.path), public=True)[0]

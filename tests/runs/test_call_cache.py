@@ -79,26 +79,6 @@ def test_only_what_is_missing_is_asked(tmp_path: Path) -> None:
     assert tuple(totals.values()) == (6, 18, sum(range(1, 7)))
 
 
-def test_after_a_failure_nothing_finished_is_asked_again(tmp_path: Path) -> None:
-    failing, path = CountingEngine(left=3), tmp_path / "calls.jsonl"
-    with pytest.raises(EngineError, match="gone"):
-        ask(failing, path)(requests(8))
-    rest = CountingEngine()
-    texts = ask(rest, path)(requests(8))
-    assert len(failing.asked) == 3 and not set(failing.asked) & set(rest.asked)
-    assert len(rest.asked) == 5
-    assert texts[5:] == ["prompt 5 3", "prompt 6 2", "prompt 7 1"], "the texts of the first run"
-
-
-def test_progress_counts_every_request_once(tmp_path: Path) -> None:
-    done: list[int] = []
-    cached = ask(CountingEngine(), tmp_path / "calls.jsonl", lambda: done.append(1))
-    cached(requests(4))
-    assert len(done) == 4
-    cached(requests(7))
-    assert len(done) == 4 + 7
-
-
 def test_empty_answers_are_kept_too(tmp_path: Path) -> None:
     empty = [Request("a/0", Prompt("empty"), Sampling(5))]
     engine = CountingEngine()

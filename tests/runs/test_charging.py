@@ -64,14 +64,6 @@ def test_a_mistyped_column_is_told_before_the_charge(
     assert methods.run(config(privacy__ledger=url))["records"] > 0
 
 
-def test_a_name_in_another_spelling_is_the_same_budget(
-    config: Callable[..., Config], ledger: Ledger
-):
-    report = methods.run(config(privacy__dataset=" NOTES "))
-    assert report["ledger"]["dataset"] == "notes"
-    assert ledger.account("notes").spent.epsilon == report["epsilon"]
-
-
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_a_run_that_made_its_ledger_and_was_cut_off_goes_on(
     config: Callable[..., Config], url: str, monkeypatch: pytest.MonkeyPatch

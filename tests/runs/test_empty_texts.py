@@ -14,7 +14,6 @@ from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.records import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
-from dpray.types import InputError
 from dpray.workers.groups import Groups
 from dpray.workers.rows import bound_contributions, record_rows
 
@@ -81,11 +80,3 @@ def test_a_skipped_row_moves_no_place(tmp_path: Path) -> None:
     path.write_text('{"text": null}\n{"text": "x"}\n\n{"text": " "}\n{"text": "x"}\n')
     rows = list(record_rows(Piece(str(path), file_number=2), data_of(path), by_place=True))
     assert [row["unit"] for row in rows] == ["file 2, row 1", "file 2, row 3"]
-
-
-@pytest.mark.parametrize("text", [None, "", " \n"])
-def test_the_default_refuses(tmp_path: Path, text: str | None) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"text": "x"}) + "\n" + json.dumps({"text": text}) + "\n")
-    with pytest.raises(InputError, match=r"^a.jsonl, row 2: the text is empty \(data.empty: skip"):
-        list(record_rows(Piece(str(path)), data_of(path, empty="refuse")))

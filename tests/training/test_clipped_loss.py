@@ -246,10 +246,10 @@ def test_a_text_does_not_move_the_gradients_of_others(
     model = llama() if tuning == "full" else lora(llama())
     loss = PerExampleLoss(model, precision).eval().to(device)
     full = [TrainingText((n,) * 16, 1) for n in range(2, 8)]
-    batch, size, c = [*full, *texts(40)], 4, 0.05  # all are clipped
+    batch, size, c = [*full, *texts(30)], 4, 0.05  # all are clipped
     others = sum_of_others(loss, batch, None, size, c)
-    new_texts = [TrainingText((3,) * length, 1) for length in (3, 14, 16, 40)]
-    for new in [*new_texts, *texts(4, seed=9)]:
+    new_texts = [TrainingText((3,) * length, 1) for length in (3, 16, 40)]
+    for new in [*new_texts, *texts(1, seed=9)]:
         moved = (sum_of_others(loss, [new, *batch], new, size, c) - others).norm()
         assert moved <= SUM_ROUNDING * c
 

@@ -241,17 +241,6 @@ def test_a_ledger_put_back_while_the_accountant_was_dead_is_refused(
 
 
 @pytest.mark.slow
-def test_a_ledger_deleted_under_the_actor_is_refused(accountant: AccountantClient, tmp_path: Path):
-    accountant.reserve("notes", *RUN)
-    for file in tmp_path.iterdir():
-        file.unlink()
-    with pytest.raises(InputError, match="there is no ledger"):
-        accountant.reserve("notes", {"another": CHARGE}, *STATED_FOR)
-    assert not issubclass(InputError, LedgerError)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_of_two_hundred_that_race_through_the_actor_for_the_last_unit_exactly_one_wins(
     driver: None, database: str, tmp_path: Path, request: pytest.FixtureRequest

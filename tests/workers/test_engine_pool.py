@@ -133,18 +133,6 @@ def test_an_actor_that_dies_is_replaced_and_what_it_answered_not_asked_again(
     assert sorted(written(tmp_path)) == sorted(prompt.user for prompt in asked)
 
 
-def test_a_prompt_that_ends_every_actor_ends_the_call_when_the_others_are_answered(
-    config: Callable[..., Config], tmp_path: Path
-) -> None:
-    pool = EnginePool(config(runtime__actors=2), fake(tmp_path, seen=12))
-    seen: list[int] = []
-    samplings = [Sampling(1)] * 12 + [Sampling(2)]
-    with pytest.raises(EngineError, match=r"^engine actors were lost 3 times \(ActorDiedError\)$"):
-        pool.generate(prompts(12, "dies"), samplings, noting(seen, tmp_path))
-    assert sorted(seen) == list(range(12))
-    assert len((tmp_path / "died-dies").read_text()) <= 2 * 3
-
-
 def test_what_an_engine_raises_comes_as_itself(
     config: Callable[..., Config], tmp_path: Path
 ) -> None:
@@ -153,16 +141,6 @@ def test_what_an_engine_raises_comes_as_itself(
         pool.generate(prompts(9, "raises"), [Sampling(1)] * 10)
     with pytest.raises(DprayError, match=r"^an engine actor failed: ValueError$"):
         pool.generate(prompts(1, "a bug with words"), [Sampling(1)] * 2)
-
-
-def test_what_a_caller_raises_ends_the_call(config: Callable[..., Config], tmp_path: Path) -> None:
-    def stop(i: int, completion: Completion) -> None:
-        raise KeyboardInterrupt
-
-    pool = EnginePool(config(), fake(tmp_path))
-    with pytest.raises(KeyboardInterrupt):
-        pool.generate(prompts(5), [Sampling(1)] * 5, stop)
-    assert pool.generate([], []) == []
 
 
 def test_a_model_whose_actors_are_lost_again_and_again_costs_nothing(

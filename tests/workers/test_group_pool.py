@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from ray.exceptions import OutOfMemoryError, OwnerDiedError, RayActorError
 
 from dpray.config.config import Config
-from dpray.engines.base import EngineError
 from dpray.io.formats import Piece
 from dpray.methods.config import parse_config
-from dpray.workers.cluster import EndedForMemory, LostTooOften, ended_for_memory, was_lost
+from dpray.workers.cluster import EndedForMemory, was_lost
 from dpray.workers.groups import (
     MOST_BLOCKS,
     MOST_SLICES,
@@ -138,11 +137,10 @@ def config(settings: Callable[..., dict[str, Any]]) -> Config:
     return parse_config(settings(runtime__ray_address=None, runtime__actors=2))
 
 
-def workers(folder: Path, fault: str = "", moment: str = "in it") -> Callable[[], Any]:
+def workers(folder: Path, fault: str = "") -> Callable[[], Any]:
     """Makes workers with room for two groups, which say where a group was. They note what they
-    begin and how often their engine was started. A fault strikes in group 5 or after it, once the
-    outcome of group 17 has come, which has the block of group 5; one that is "once" strikes once.
-    """
+    begin and how often their engine was started. A fault strikes in group 5, once the outcome of
+    group 17 has come, which has the block of group 5; the first worker dies of it."""
 
     def make() -> Any:
         import os
@@ -150,15 +148,11 @@ def workers(folder: Path, fault: str = "", moment: str = "in it") -> Callable[[]
         import uuid
         from itertools import chain, islice
 
-        from dpray.engines.base import EngineError
-
         class Worker:
             def __init__(self) -> None:
                 self.worker_id = uuid.uuid4().hex
                 (folder / f"made-{self.worker_id}").touch()
                 self.starts = 0
-                if fault == "never made":
-                    raise EngineError("there is no GPU")
 
             def work(self, tasks: Any) -> Any:
                 self.starts += 1
@@ -169,37 +163,25 @@ def workers(folder: Path, fault: str = "", moment: str = "in it") -> Callable[[]
                     if not under_way:
                         return
                     batch = under_way.pop(0)["batch"]
-                    if batch == "5":
-                        self.strike("in it")
+                    if batch == "5" and fault:
+                        self.strike()
                     yield {"batch": batch, "worker": self.worker_id, "starts": self.starts}
-                    if batch == "5":
-                        self.strike("after it")
 
             def begun(self, task: Any) -> Any:
                 with open(folder / "begun", "a") as file:
                     file.writelines(f"{row['batch']}\n" for row in task)
                 return task
 
-            def strike(self, now: str) -> None:
-                if not fault or now != moment:
-                    return
+            def strike(self) -> None:
                 while not (folder / "came-17").exists():
                     time.sleep(0.01)
                 is_first = not (folder / "struck").exists()
                 with open(folder / "struck", "a") as file:
                     print(self.worker_id, file=file)
-                what = fault.removesuffix(" once")
-                if what != fault and not is_first:
-                    return
-                if what == "dies, then low on memory" and not is_first:
-                    what = "low on memory"
-                if what == "low on memory":
+                if is_first:
+                    os._exit(1)
+                if "low on memory" in fault:
                     raise OutOfMemoryError("the node was running low on memory")
-                if what == "our own code raises":
-                    raise KeyError(5)
-                if what == "an engine fails":
-                    raise EngineError("the GPU is gone")
-                os._exit(1)
 
         return Worker()
 
@@ -210,7 +192,6 @@ def work(
     config: Config,
     folder: Path,
     fault: str = "",
-    moment: str = "in it",
     blocks: list[Any] | None = None,
     slices: int = 1,
 ) -> tuple[list[str], Exception | None]:
@@ -221,7 +202,7 @@ def work(
             ray.put(pa.table({"batch": [str(number), str(number + GROUPS)]}))
             for number in range(GROUPS)
         ]
-    pool = group_pool(config, workers(folder, fault, moment), task_size=1)
+    pool = group_pool(config, workers(folder, fault), task_size=1)
     found: list[str] = []
     try:
         with closing(pool.run(cut_blocks(blocks, slices))) as results:
@@ -252,43 +233,17 @@ class TestOnRay:
         assert Counter(found) == begun(tmp_path) == EACH_ONCE
         assert error is None and 1 <= len(list(tmp_path.glob("made-*"))) <= 2
 
-    @pytest.mark.parametrize(
-        ("fault", "moment"),
-        [
-            ("dies once", "in it"),
-            ("dies once", "after it"),
-            ("an engine fails once", "in it"),
-        ],
-    )
     def test_what_a_lost_actor_leaves_is_done_by_another_one_and_nothing_else_twice(
-        self, config: Config, tmp_path: Path, fault: str, moment: str
+        self, config: Config, tmp_path: Path
     ) -> None:
         """Group 17 comes before group 5: names are sorted. It has come, so that it is not begun
         anew."""
-        found, error = work(config, tmp_path, fault, moment)
+        found, error = work(config, tmp_path, "dies once")
         assert error is None and Counter(found) == EACH_ONCE
         repeated = begun(tmp_path) - Counter(EACH_ONCE)
         assert "17" not in repeated and max(repeated.values()) == 1
         assert 1 <= len(repeated) <= 3, "two under way, and one whose outcome did not come"
         assert 2 <= len(list(tmp_path.glob("made-*"))) <= 3
-
-    def test_what_is_lost_with_as_many_actors_as_may_be_is_left_out(
-        self, config: Config, tmp_path: Path
-    ) -> None:
-        found, error = work(config, tmp_path, "dies")
-        assert max(Counter(found).values()) == 1 and "5" not in found and "17" in found
-        assert isinstance(error, LostTooOften) and isinstance(error.last, RayActorError)
-        assert begun(tmp_path)["5"] == config.runtime.max_attempts
-        assert max(begun(tmp_path).values()) == config.runtime.max_attempts
-
-    def test_what_is_dropped_is_begun_once(self, config: Config, tmp_path: Path) -> None:
-        """The runner begins the others, which it finds in the ledger."""
-        privacy = config.privacy.model_copy(update={"lost_batches": "drop"})
-        dropping = config.model_copy(update={"privacy": privacy})
-        found, error = work(dropping, tmp_path, "dies once")
-        assert isinstance(error, RayActorError) and was_lost(error)
-        assert "5" not in found and len(found) == len(set(found)) >= 2 * GROUPS - 5
-        assert max(begun(tmp_path).values()) == 1
 
     def test_a_lost_block_costs_no_actor_and_its_groups_alone(
         self, config: Config, tmp_path: Path
@@ -309,24 +264,14 @@ class TestOnRay:
         assert error is not None and was_lost(error) and not isinstance(error, RayActorError)
         assert len(list(tmp_path.glob("made-*"))) == 1
 
-    @pytest.mark.parametrize("fault", ["dies, then low on memory", "our own code raises"])
-    def test_what_is_no_loss_ends_the_execution_and_is_not_repeated(
-        self, config: Config, tmp_path: Path, fault: str
-    ) -> None:
-        found, error = work(config, tmp_path, fault)
-        assert error is not None and not was_lost(error)
-        assert ended_for_memory(error) is isinstance(error, EndedForMemory)
-        assert isinstance(error, EndedForMemory) is ("low on memory" in fault)
-        *before, struck = (tmp_path / "struck").read_text().split()
-        assert "5" not in found and begun(tmp_path)["5"] == len(before) + 1
-        if isinstance(error, EndedForMemory):
-            assert struck in error.worker_ids and error.worker_ids.isdisjoint(before)
-
-    def test_a_worker_that_cannot_be_made_is_said_as_it_is(
+    def test_want_of_memory_is_no_loss_and_is_not_repeated(
         self, config: Config, tmp_path: Path
     ) -> None:
-        found, error = work(config, tmp_path, "never made")
-        assert found == [] and isinstance(error, EngineError) and str(error) == "there is no GPU"
+        found, error = work(config, tmp_path, "dies, then low on memory")
+        assert isinstance(error, EndedForMemory) and not was_lost(error)
+        *before, struck = (tmp_path / "struck").read_text().split()
+        assert "5" not in found and begun(tmp_path)["5"] == len(before) + 1
+        assert struck in error.worker_ids and error.worker_ids.isdisjoint(before)
 
     def test_lines_of_a_cut_file_are_counted_in_tasks(self, tmp_path: Path) -> None:
         files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "c.csv"]

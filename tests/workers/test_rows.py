@@ -13,7 +13,6 @@ from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.records import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition
-from dpray.types import InputError
 from dpray.workers.groups import PLACEHOLDER, group_texts
 from dpray.workers.rows import bound_contributions, local_rows, record_rows
 
@@ -29,35 +28,6 @@ def rows(path: Path, lines: list[Any], data: DataConfig = DATA) -> list[dict[str
         for row in found
         for batch in PARTITION.joined(row["label"], row["unit"])
     ]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"label": "a"}, "row 1: no column 'text'"),
-        ({"text": None, "label": "a"}, "row 1: the text is empty"),
-        ({"text": "", "label": "a"}, "row 1: the text is empty"),
-        ({"text": "x", "label": None}, "row 1: column 'label' is null"),
-        ({"text": 7, "label": "a"}, "row 1: column 'text' is not a text"),
-        ({"text": "Marlowe"}, "row 1: no column 'label'"),
-        ({"text": "Marlowe", "label": "c"}, "row 1: the label is not one of data.labels"),
-        (
-            {"text": "Marlowe" * 1000, "label": "a"},
-            "row 1: the text is longer than data.max_characters, 1000",
-        ),
-    ],
-)
-def test_bad_rows_are_named_without_their_text(
-    tmp_path: Path, line: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InputError, match=message) as wrong:
-        rows(tmp_path / "x.jsonl", [line])
-    assert "Marlowe" not in str(wrong.value)
-
-
-def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"x\.jsonl holds no rows"):
-        rows(tmp_path / "x.jsonl", [])
 
 
 def test_a_records_batch_does_not_depend_on_order_or_on_other_records(tmp_path: Path) -> None:

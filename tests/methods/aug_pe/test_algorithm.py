@@ -341,15 +341,6 @@ def test_blanks_are_made_for_that_variation_only() -> None:
         assert (kind, text) == (settings.variation, shown)
 
 
-def test_an_answer_of_more_words_than_tokens_is_cut() -> None:
-    model, voters = Model(lambda request: "\n many  words" * 1000), Voters()
-    run(plan_with(iterations=1), model, voters)
-    for text in voters.seen[0][1]["World"]:
-        assert len(text.split()) == 64 and text.startswith("many  words\n many")
-    short = Model(lambda request: " ".join(["word"] * 64))
-    assert run(PLAN, short, Voters())["World"][0] == " ".join(["word"] * 64)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"iterations": 0}, {"variations": 0}, {"lookahead": -1}, {"records": {"a": 0}}],

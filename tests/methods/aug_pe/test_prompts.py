@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import yaml
 
 from dpray.io.template_file import packaged
-from dpray.methods.aug_pe.prompts import PACKAGE, VariationPrompts, load_variation_prompts
+from dpray.methods.aug_pe.prompts import PACKAGE, load_variation_prompts
 from dpray.types import InputError
 
 
@@ -21,10 +20,6 @@ def write(tmp_path: Path, **keys: Any) -> str:
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump({"random": "R", "paraphrase": "P {text}"} | keys))
     return str(path)
-
-
-def test_what_is_packaged() -> None:
-    assert list(packaged(PACKAGE)) == ["openreview", "pubmed", "texts", "yelp"]
 
 
 @pytest.mark.parametrize("name", packaged(PACKAGE))
@@ -90,12 +85,6 @@ def test_prefix_stop_and_opening(tmp_path: Path) -> None:
     asked = prompts.variation("paraphrase", "News", "one two three", 9, rng())
     assert (asked.user, asked.prefix) == ("one two", "New (9):")
     assert not prompts.template.refused("I'm sorry"), "the template has no refusals"
-
-
-def test_templates_travel_to_workers() -> None:
-    prompts = load_variation_prompts("yelp")
-    again: VariationPrompts = pickle.loads(pickle.dumps(prompts))
-    assert again == prompts and again.random("Bars", rng()) == prompts.random("Bars", rng())
 
 
 @pytest.mark.parametrize(

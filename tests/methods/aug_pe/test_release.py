@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,13 @@ import pytest
 
 from dpray import registry as methods
 from dpray.config.config import Config
-from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
-from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.types import InputError, Resumable
 from dpray.workers import shards
 from dpray.workers.shards import Vote
+from tests.engines.kept import Kept
 from tests.workers.outcomes import lines
 
 
@@ -38,11 +37,13 @@ class BagOfWords:
         return found / np.linalg.norm(found, axis=1, keepdims=True)
 
 
-class Asked:
+class Asked(Kept):
     """Counts the prompts that reach the real engine, and breaks it on demand."""
 
     def __init__(self, engine: Any) -> None:
-        self.engine, self.prompts, self.left = engine, [], 10**9
+        super().__init__(engine)
+        self.prompts: list[str] = []
+        self.left = 10**9
 
     def generate(self, prompts: Any, sampling: Any, on_completion: Any = None) -> Any:
         if len(prompts) > self.left:
@@ -52,17 +53,8 @@ class Asked:
         self.prompts += [prompt.user for prompt in prompts]
         return self.engine.generate(prompts, sampling, on_completion)
 
-    def close(self) -> None: ...
-
     def run(self, config: Config, on_progress: Any = lambda progress: None) -> dict[str, Any]:
         return methods.run(config, on_progress, build=lambda section: self)
-
-
-@pytest.fixture(scope="module")
-def engine(model_folder: str) -> Iterator[Any]:
-    engine = TransformersEngine(EngineConfig(model=model_folder))
-    yield engine
-    engine.close()
 
 
 @pytest.fixture
@@ -81,7 +73,10 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
     return lambda **changes: parse_config(settings(method=method, **changes))
 
 
-def test_a_run_from_data_to_release(config: Callable[..., Config], asked: Asked) -> None:
+def test_a_run_from_data_to_release(
+    config: Callable[..., Config], asked: Asked, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Private text reaches neither the model nor a file."""
     run = config()
     report = asked.run(run)
     assert report["epsilon"] <= run.privacy.epsilon
@@ -100,18 +95,10 @@ def test_a_run_from_data_to_release(config: Callable[..., Config], asked: Asked)
     assert sorted(units) == ["votes-0001", "votes-0002", "votes-0003"]
     assert ledger.verify() == []
     ledger.close()
-
-
-def test_private_text_reaches_neither_the_model_nor_a_file(
-    config: Callable[..., Config], asked: Asked, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    asked.run(config())
-    assert not any("Marlowe" in prompt for prompt in asked.prompts)
+    assert "Marlowe" not in "".join([*asked.prompts, *capfd.readouterr()])
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.name != "records.jsonl":
             assert b"Marlowe" not in path.read_bytes(), path.name
-    out = capfd.readouterr()
-    assert "Marlowe" not in out.out + out.err
 
 
 def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(

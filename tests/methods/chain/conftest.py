@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ import pytest
 
 from dpray import registry
 from dpray.config.config import Config, EngineConfig
-from dpray.engines.transformers import TransformersEngine
 from dpray.methods.config import parse_config
 from dpray.types import Progress
 from dpray.workers import shards
+from tests.engines.kept import Kept
 from tests.methods.aug_pe.test_release import BagOfWords
 
 WORDS = ["fever", "cough", "rash", "itch", "sleep", "pain"]
@@ -23,12 +23,12 @@ PUBLIC = {"a": "fever cough, pain", "b": "rash itch, sleep", "unseen": "mango ba
 OF_LABEL = {"a": {"fever", "cough", "pain"}, "b": {"rash", "itch", "sleep"}}
 
 
-class Watched:
+class Watched(Kept):
     """Keeps the prompts that reach the real engine, and how far the run said it was; raises at the
     first progress that begins with `stop_at`, and before the training step `stop_at_step`."""
 
     def __init__(self, engine: Any) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self.generated: list[str] = []
         self.encoded: list[str] = []
         self.options: list[dict[str, Any]] = []
@@ -40,9 +40,6 @@ class Watched:
         self.options.append(options)
         return self
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
     def encode(self, prompt: Any) -> Any:
         self.encoded.append(prompt.user)
         return self.engine.encode(prompt)
@@ -50,8 +47,6 @@ class Watched:
     def generate(self, prompts: Any, sampling: Any, on_completion: Any = None) -> Any:
         self.generated += [prompt.user for prompt in prompts]
         return self.engine.generate(prompts, sampling, on_completion)
-
-    def close(self) -> None: ...
 
     def on_progress(self, progress: Progress) -> None:
         self.said.append(progress)
@@ -64,13 +59,6 @@ class Watched:
 
     def run(self, config: Config) -> dict[str, Any]:
         return registry.run(config, self.on_progress, self.build)
-
-
-@pytest.fixture(scope="module")
-def engine(model_folder: str) -> Iterator[TransformersEngine]:
-    engine = TransformersEngine(EngineConfig(model=model_folder))
-    yield engine
-    engine.close()
 
 
 @pytest.fixture

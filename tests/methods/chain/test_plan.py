@@ -70,7 +70,7 @@ def test_batches_are_as_many_as_the_first_method_leaves(config: Make) -> None:
     assert plan.summary()["records"] > chain(alone).summary()["records"]
 
 
-@pytest.mark.parametrize("names", [KPS_AUG, KPS_PREDICT, KPS_SGD, TOPICS_AUG])
+@pytest.mark.parametrize("names", [KPS_PREDICT, TOPICS_AUG])
 def test_measured_labels_are_charged_once(config: Make, names: tuple[str, ...]) -> None:
     measured = {"data__label_proportions": "measured", "privacy__epsilon_labels": 0.5}
     changes: dict[str, Any] = {"batches": "disjoint", "texts": None, "max_tokens": 2}
@@ -137,18 +137,13 @@ def test_the_plan_says_what_each_method_makes(config: Make) -> None:
 
 def test_the_audit_covers_every_method(config: Make) -> None:
     measured = {"data__label_proportions": "measured", "privacy__epsilon_labels": 2.0}
-    found = audit(config(*KPS_AUG, **measured), run=lambda *_: None, trials=1000)
+    found = audit(config(*KPS_AUG, **measured), run=lambda *_: None, trials=300)
     names = {finding["name"] for finding in found["mechanisms"]}
     assert {"vocabulary histogram", "densities of a class", "vote histogram"} < names
     assert any("label" in name for name in names)
     assert found["holds"]
     names = {target.name for target in chain(config(*TOPICS_SGD)).audit_targets()}
     assert "topic histogram" in names
-
-
-def test_codes_without_room_for_a_term_are_refused(config: Make) -> None:
-    with pytest.raises(InputError, match=r"methods\.1\.max_length: 20 has room for 9 tokens of"):
-        chain(config(*KPS_SGD, dp_sgd__max_length=20))
 
 
 def test_a_model_whose_context_is_too_short_is_named_by_the_chains_key(config: Make) -> None:

@@ -17,7 +17,7 @@ from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
 from dpray.registry import make_plan
 from dpray.report.page import write_report
-from dpray.types import BudgetRefused, InputError, Resumable
+from dpray.types import InputError, Resumable
 from dpray.workers.shards import Vote
 from tests.methods.chain.conftest import OF_LABEL, PUBLIC, WORDS, Watched, write_public
 from tests.workers.outcomes import lines, open_budget
@@ -83,7 +83,6 @@ def test_private_terms_are_in_the_prompts_of_random_texts(
     ("first", "stop_at"),
     [
         ("dp_kps", "1-dp_kps: densities"),
-        ("dp_kps", "2-aug_pe: private emb"),
         ("topics", "2-aug_pe: private emb"),
         ("dp_kps", "2-aug_pe: iteration 2 of 2: votes"),
     ],
@@ -190,14 +189,13 @@ def test_terms_are_in_the_private_and_public_prompts_of_a_batch(
     assert watched.options and not any(each["public_alone"] for each in watched.options)
 
 
-@pytest.mark.parametrize("spare", [2, 0])
 def test_a_tuned_model_is_asked_with_private_terms_and_lost_steps_are_charged(
-    config: Make, watched: Watched, spare: int
+    config: Make, watched: Watched
 ) -> None:
     """Interrupted after the third of four steps, a chain resumes after the second: the two that are
-    made again were charged before, or are charged then."""
+    made again are charged then."""
     # So many texts do not all show one sequence of their label by chance.
-    keys = {"spare_steps": spare, "noise_multiplier": 1.5, "records": 24}
+    keys = {"spare_steps": 0, "noise_multiplier": 1.5, "records": 24}
     run = config("dp_kps", "dp_sgd", **{f"dp_sgd__{key}": value for key, value in keys.items()})
     ledger = open_budget(run)
     watched.stop_at_step = 3
@@ -212,9 +210,7 @@ def test_a_tuned_model_is_asked_with_private_terms_and_lost_steps_are_charged(
 
     account = ledger.account("notes")
     assert account is not None and ledger.verify() == []
-    again = [] if spare else [2]
-    charged = [charge.event.terms()[steps.event] for charge in account.charges]
-    assert charged == [6 - sum(again), *again]
+    assert [charge.event.terms()[steps.event] for charge in account.charges] == [4, 2]
     assert account.spent.epsilon >= report["epsilon"]
     ledger.close()
 
@@ -225,20 +221,6 @@ def test_a_tuned_model_is_asked_with_private_terms_and_lost_steps_are_charged(
     assert len(set(watched.generated)) > 2  # several sequences of a label
     assert (Path(run.output.path) / "model" / "adapter_model.safetensors").is_file()
     assert watched.run(run) == report
-
-
-def test_steps_that_the_whole_epsilon_does_not_pay_for_are_refused(
-    config: Make, watched: Watched
-) -> None:
-    run = config("dp_kps", "dp_sgd", dp_sgd__spare_steps=0)
-    ledger = open_budget(run)
-    watched.stop_at_step = 3
-    with pytest.raises(Resumable):
-        watched.run(run)
-    with pytest.raises(BudgetRefused, match=r"privacy\.epsilon is 30: 2 of 4 steps were lost"):
-        watched.run(run)
-    assert len(ledger.account("notes").charges) == 1  # type: ignore[union-attr]
-    ledger.close()
 
 
 KINDS = {

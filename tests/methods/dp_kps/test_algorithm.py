@@ -212,7 +212,8 @@ def test_temperature_top_m_threshold_and_contrast() -> None:
 def test_the_noise_of_a_density(plan: DpKps) -> None:
     """`density_noise` against densities of noise alone. A right one is outside one time in 10^6:
     the ten terms' densities of a draw are ten numbers with the same noise in them."""
-    K, zeros = plan.estimators[0], np.zeros((1, plan.settings.features), dtype=np.int64)
+    plan = changed(plan, features=100)
+    K, zeros = plan.estimators[0], np.zeros((1, 100), dtype=np.int64)
     draws = [plan.noisy_sums(zeros)[0] for _ in range(1000)]
     found = np.std([density(noise, K(VECTORS)) for noise in draws])
     assert found == pytest.approx(plan.density_noise, rel=0.1)

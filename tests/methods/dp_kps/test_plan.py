@@ -28,7 +28,7 @@ from dpray.types import InputError
 
 DELTA = 1e-5
 LABELS = Decimal("0.1")
-EPSILONS = [Decimal(hundredths) / 100 for hundredths in range(20, 1001, 5)]
+EPSILONS = [Decimal(hundredths) / 100 for hundredths in range(20, 1001, 15)]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ GAUSSIAN = {"estimator": "rff", "noise": "gaussian"}
 def test_at_delta_0_a_plan_costs_the_sum_of_its_shares(
     config: Callable[..., Config], method: dict[str, Any], keys: str, shares: str | None
 ) -> None:
-    """All 197 epsilons from 0.2 to 10 in steps of 0.05."""
+    """All 66 epsilons from 0.2 to 10 in steps of 0.15."""
     for epsilon in EPSILONS:
         plan = make_plan(config(epsilon, shares, 0.0, **method | given(epsilon, shares, keys)))
         check(plan, epsilon, 1e-13)
@@ -111,13 +111,6 @@ def test_both_noises_are_calibrated_together(
         assert plan.method.vocabulary.scale == pytest.approx(factor * alone.vocabulary.scale)
         assert plan.method.kde.scale == pytest.approx(factor * alone.kde.scale)
         assert cost(with_spent(plan.config, alone.dp_event), DELTA).epsilon < float(epsilon)
-
-
-def test_shares_that_are_less_than_epsilon_are_what_a_plan_costs(
-    config: Callable[..., Config],
-) -> None:
-    plan = make_plan(config(Decimal(5), None, epsilon_vocabulary=0.1, epsilon_kde=0.2))
-    check(plan, Decimal("0.3"), 1e-5)
 
 
 def exact_epsilon(plan: DpKpsPlan) -> float:

@@ -103,7 +103,6 @@ def test_one_charge_pays_for_both_passes(config: Callable[..., Config], delta: f
 @pytest.mark.parametrize(
     "changes",
     [
-        {"estimator": "rff", "features": 50},
         {"estimator": "rff", "features": 50, "noise": "gaussian"},
         {"estimator": "rff", "features": 50, "sampling": "iterative", "ensemble": "linear"},
         {"estimator": "rff", "features": 50, "sampling": "iterative"},
@@ -127,14 +126,6 @@ def test_every_estimator_runs(
     steps = np.array(json.loads(density.read_text())["sums"]["a"]) * GRID
     assert (steps == np.rint(steps)).all() and np.abs(steps).max() > 0
     assert len(lines(run)) == 40
-
-
-def test_a_class_without_records_has_sequences_of_pure_noise(
-    config: Callable[..., Config],
-) -> None:
-    run = config(data__labels=["a", "b", "never"])
-    methods.run(run)
-    assert sum(record["label"] == "never" for record in lines(run)) == 13
 
 
 def test_texts_are_asked_for_once_and_empty_ones_again(
@@ -276,12 +267,3 @@ def test_what_costs_too_much_is_refused(config: Callable[..., Config], tmp_path:
     account = ledger.account("notes")
     assert account is not None and account.charges == ()
     ledger.close()
-
-
-def test_a_vocabulary_without_a_hit_still_gives_records(
-    config: Callable[..., Config], tmp_path: Path
-) -> None:
-    (tmp_path / "words.txt").write_text("zebra\nquartz\n")
-    run = config(method__vocabulary_size=50, method__phrases_per_record=20)
-    assert methods.run(run)["records"] == 40
-    assert {term for record in lines(run) for term in record["terms"]} <= {"zebra", "quartz"}

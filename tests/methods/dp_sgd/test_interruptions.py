@@ -111,14 +111,6 @@ def test_an_interrupted_run_resumes_with_fresh_noise_and_is_charged_for_repeats(
     ledger.close()
 
 
-def test_a_training_goes_on_where_lost_batches_are_dropped(config: Callable[..., Config]) -> None:
-    """The steps that it makes again are paid for."""
-    run = config(privacy__lost_batches="drop")
-    open_budget(run)
-    interrupt(run, 3)
-    assert methods.run(run)["steps"] == {"planned": 6, "repeated": 2, "charged": 8}
-
-
 def test_a_state_that_was_stored_steps_like_the_one_that_went_on(model_folder: str) -> None:
     """Without noise and with every unit in every batch, an interruption leaves no trace."""
     step = DpSgdStep(1.0, 1e-12, 1.0, 8.0)

@@ -21,7 +21,6 @@ from dpray.ledger.ledger import Ledger
 from dpray.runs.privacy_report import model_name
 from dpray.training.step import SUM_ROUNDING
 from dpray.training.training import ReferenceTrainer
-from dpray.types import InputError
 from tests.workers.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -129,20 +128,6 @@ def test_noise_from_epsilon_pays_for_a_repeated_block(config: Callable[..., Conf
     assert 0.999 * 4.0 < one.cost.epsilon <= 4.0
     summary = one.summary()
     assert summary["method"]["spare_steps"] == 2 and summary["mechanisms"][0]["count"] == 8
-
-
-def test_a_run_without_noise_is_stamped_and_charges_nothing(config: Callable[..., Config]) -> None:
-    changes = {"privacy__epsilon": float("inf"), "method__noise_multiplier": None}
-    run = config(**changes)
-    report = methods.run(run)
-    assert report["not_private"] is True and report["epsilon"] is None
-    assert report["noise_multiplier"] == 0 and "none" in report["noise_source"]
-    assert SUM_ROUNDING not in report["not_covered"]
-    assert all(record["not_private"] is True for record in lines(run))
-    assert not (Path(run.output.path).parent / "ledger.db").exists()
-    given = {"privacy__epsilon": float("inf")}
-    with pytest.raises(InputError, match=r"method\.noise_multiplier"):
-        methods.make_plan(config(**given))
 
 
 def test_the_label_mix_is_measured_and_charged(config: Callable[..., Config]) -> None:

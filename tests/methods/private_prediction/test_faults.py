@@ -26,7 +26,6 @@ from dpray.engines.base import (
     failure_name,
 )
 from dpray.engines.row_variation import LONGER
-from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
@@ -34,24 +33,23 @@ from dpray.methods.private_prediction.decoder import MOST_COPIES, bound_copies
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers.cluster import EndedForMemory, LostTooOften
 from dpray.workers.groups import PLACEHOLDER, group_texts
+from tests.engines.kept import Kept
 from tests.integration.fault_driver import watched
 
 
-class Faulty:
+class Faulty(Kept):
     """The real engine, which raises `errors` one after the other, each when `after` texts of a call
     are finished; counts how often it was loaded and how many rows its groups had."""
 
     def __init__(self, engine: Engine, errors: Iterable[Exception] = (), after: int = 2) -> None:
-        self.engine, self.errors, self.after = engine, list(errors), after
+        super().__init__(engine)
+        self.errors, self.after = list(errors), after
         self.loaded = 0
         self.sizes: list[int] = []
 
     def build(self, section: EngineConfig, **_: Any) -> Faulty:
         self.loaded += 1
         return self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
 
     def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
         if isinstance(groups, list):  # the device's own test, before any batch
@@ -70,15 +68,6 @@ class Faulty:
                 raise self.errors.pop(0)
 
         return watched(self.engine.decode_lockstep(seen()), counting)
-
-    def close(self) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def engine(model_folder: str) -> Iterator[Engine]:
-    engine = TransformersEngine(EngineConfig(model=model_folder))
-    yield engine
-    engine.close()
 
 
 @pytest.fixture
@@ -129,15 +118,6 @@ def test_an_engine_whose_test_fails_is_closed_before_the_next_one_is_loaded(
 
     report = run(config(), FailsItsTest(engine, [EngineError("the GPU is gone")]))
     assert report["batches"]["published"] == 12 and not held
-
-
-def test_batches_of_an_engine_that_failed_are_dropped_where_the_rule_says_so(
-    config: Callable[..., Config], engine: Engine
-) -> None:
-    faulty = Faulty(engine, [EngineError("the GPU is gone")])
-    report = run(config(privacy__lost_batches="drop"), faulty)
-    assert report["batches"]["published"] == 10 and report["batches"]["dropped"] == 2
-    assert report["batches"]["repeated"] == 0
 
 
 def test_an_engine_that_fails_each_time_ends_the_run_for_now(
@@ -253,21 +233,6 @@ def test_an_engine_that_cannot_be_loaded_costs_nothing(
     faulty = Faulty(engine)
     assert run(config(), faulty)["records"] > 0
     assert faulty.loaded == 1, "the engine that was tried is the one that is used"
-
-
-def test_an_engine_that_cannot_be_loaded_any_more_is_no_end(
-    config: Callable[..., Config], engine: Engine
-) -> None:
-    faulty = Faulty(engine, [EngineError("the GPU is gone")])
-
-    def once(section: EngineConfig, **_: Any) -> Engine:
-        if faulty.loaded:
-            raise EngineError("there is no GPU")
-        return faulty.build(section)
-
-    with pytest.raises(Resumable, match=r"^there is no GPU \(3 times\)"):
-        methods.run(config(), build=once)
-    assert run(config(), faulty)["batches"]["repeated"] == 2
 
 
 def test_copies_of_one_text_beyond_a_public_number_are_left_out(

@@ -189,7 +189,7 @@ def test_max_records_is_the_most(
 
 SHIPPED = sorted(
     str(path.relative_to(ROOT))
-    for folder in ("jobs", "experiments", "dpray/demo")
+    for folder in ("experiments", "dpray/demo")  # jobs: tests/cluster/test_files.py
     for path in (ROOT / folder).glob("*.yaml")
     if "name: private_prediction" in path.read_text()
 )

@@ -24,23 +24,18 @@ from dpray.registry import make_plan, run
 from dpray.runs.folder import BATCHES_KEY
 from dpray.types import InputError, Progress, Resumable
 from dpray.workers.groups import Groups
+from tests.engines.kept import Kept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def engine(model_folder: str) -> Iterator[Engine]:
-    engine = TransformersEngine(EngineConfig(model=model_folder))
-    yield engine
-    engine.close()
-
-
-class Watched:
+class Watched(Kept):
     """Builds the real engine, keeps how many rows each group had, and looks for the run's key
     whenever the run says how far it is; raises after so many batches."""
 
     def __init__(self, engine: Engine, config: Config, stop_after: int | None = None) -> None:
-        self.engine, self.stop_after = engine, stop_after
+        super().__init__(engine)
+        self.stop_after = stop_after
         self.path = Path(config.output.path) / "private" / BATCHES_KEY
         self.sizes: dict[str, int] = {}
         self.keys: set[str] = set()
@@ -48,9 +43,6 @@ class Watched:
 
     def build(self, section: EngineConfig, **_: Any) -> Any:
         return self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
 
     def decode_lockstep(self, groups: Any) -> Any:
         def seen() -> Iterator[Any]:
@@ -60,8 +52,6 @@ class Watched:
 
         # A list is the device's own test, with public prompts.
         return self.engine.decode_lockstep(groups if isinstance(groups, list) else seen())
-
-    def close(self) -> None: ...
 
     def on_progress(self, progress: Progress) -> None:
         self.said.append(progress)

@@ -103,8 +103,3 @@ def test_examples_and_terms_that_a_template_does_not_show_are_refused(tmp_path: 
     with pytest.raises(InputError, match=r"own\.yaml: `public` has no \{terms\}, which the method"):
         load_template(str(own)).showing({"": [["a"]]})
     assert load_template(str(own)).showing({}) == load_template(str(own))
-
-
-def test_no_such_template() -> None:
-    with pytest.raises(InputError, match="no packaged template"):
-        load_template("nowhere.yaml")

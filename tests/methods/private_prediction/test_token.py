@@ -7,7 +7,6 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from dpray.accounting.accountant import bounds
 from dpray.engines.base import select_token
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.token import (
@@ -30,12 +29,6 @@ def mechanism(**changes: object) -> PrivateToken:
         "public_temperature": 1.5,
     }
     return PrivateToken(**(values | changes))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("r", "epsilon"), [(1000, 3.063), (2600, 5.220), (10000, 11.414)])
-def test_cost_of_the_method_page(r: int, epsilon: float) -> None:
-    event = mechanism(private_tokens=r).dp_event
-    assert bounds(event, 1e-6)["zcdp"] == pytest.approx(epsilon, abs=1e-3)
 
 
 def test_rho_is_theorem_1() -> None:
