@@ -158,10 +158,8 @@ def test_errors_show_no_name_that_looks_like_a_value_and_none_of_later_rows(tmp_
     assert str(refused.value) == "a.jsonl, row 2: no column 'text'"
 
 
-@pytest.mark.parametrize(
-    "compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, 97]
-)
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, 97])
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 def test_a_damaged_zip_is_refused(tmp_path: Path, name: str, compression: int) -> None:
     path = tmp_path / "a.zip"
     known = zipfile.ZIP_DEFLATED if compression == 97 else compression
