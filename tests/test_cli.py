@@ -145,6 +145,10 @@ def test_a_configuration_that_is_not_there(refuse: Callable[..., str], tmp_path:
 
 
 BAD_LAST_LINE = {
+    "missing column": (b'{"words": "Marlowe", "label": "a"}', "column 'text'"),
+    "missing label": (b'{"text": "Marlowe"}', "column 'label'"),
+    "not a text": (b'{"text": ["Marlowe"], "label": "a"}', "not a text"),
+    "no object": (b'"Marlowe"', "not a JSON object"),
     "a million characters": (
         b'{"text": "%s", "label": "a"}' % (b"Marlowe " * 125_000),
         "the text is longer than data.max_characters, 200000",
