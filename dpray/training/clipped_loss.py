@@ -72,6 +72,27 @@ class MicroBatch:
         )
 
 
+class _TokenLosses(torch.autograd.Function):
+    """Maps logits (B, T, V) and labels (B, T) to negative log-likelihoods (B, T), 0 without a
+    label. One tensor of the logits' size is made, in float32; the backward pass overwrites it."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
+        log_p_BTV = torch.log_softmax(logits_BTV, -1, dtype=torch.float32)
+        ctx.save_for_backward(log_p_BTV, labels_BT)
+        ctx.dtype = logits_BTV.dtype
+        nll_BT = -log_p_BTV.gather(-1, labels_BT.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return nll_BT.masked_fill(labels_BT == IGNORED, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BT: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        log_p_BTV, labels_BT = ctx.saved_tensors
+        gradient_BT1 = gradient_BT.masked_fill(labels_BT == IGNORED, 0.0).unsqueeze(-1)
+        result = log_p_BTV.exp_().mul_(gradient_BT1)
+        result.scatter_add_(-1, labels_BT.clamp(min=0).unsqueeze(-1), -gradient_BT1)
+        return result.to(ctx.dtype), None
+
+
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -94,6 +115,8 @@ class PerExampleLoss(nn.Module):
             for module in model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):
                     _compute_in_float32(module)
+                elif isinstance(module, nn.Linear):
+                    _round_weight_once(module)
         self.own_losses_B: torch.Tensor | None = None
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
@@ -109,12 +132,10 @@ class PerExampleLoss(nn.Module):
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=low):
             logits_BTV = self.model(
                 input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, use_cache=False
-            ).logits.float()
+            ).logits
         # The labels are shifted, not the logits, the largest tensor: that would copy them.
         next_BT = nn.functional.pad(labels_BT[:, 1:], (0, 1), value=IGNORED)
-        nll_BT = nn.functional.cross_entropy(
-            logits_BTV.flatten(0, 1), next_BT.flatten(), ignore_index=IGNORED, reduction="none"
-        ).view_as(next_BT)
+        nll_BT: torch.Tensor = _TokenLosses.apply(logits_BTV, next_BT)  # type: ignore[no-untyped-call]
         tokens_B = (next_BT != IGNORED).sum(1)
         losses_B: torch.Tensor = nll_BT.sum(1) / tokens_B.clamp(min=1)
         self.own_losses_B = losses_B
@@ -185,7 +206,10 @@ def _weights(norms_B: torch.Tensor, clip_to: float) -> torch.Tensor:
 
 
 def _clipped_sum(recorded: Recorded, weight_B: torch.Tensor) -> torch.Tensor:
-    """Return a scalar whose gradient is the weighted sum of what was recorded."""
+    """Return a scalar whose gradient is the weighted sum of what was recorded. An example of weight
+    0 is left out."""
+    if not (counted_B := weight_B != 0).all():
+        recorded, weight_B = recorded.of(counted_B), weight_B[counted_B]
     sums = {p: weighted_sum(parts, weight_B, p.detach()) for p, parts in recorded.parts.items()}
     result: torch.Tensor = _GivenGradients.apply(list(sums.values()), *sums)  # type: ignore[no-untyped-call]
     return result
@@ -201,7 +225,8 @@ class _GivenGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        return (None, *(gradient.mul_(scale) for gradient in ctx.gradients))
+        gradients, ctx.gradients = ctx.gradients, None  # else autograd would copy them
+        return (None, *(gradient.mul_(scale) for gradient in gradients))
 
 
 def _compute_in_float32(module: nn.Module) -> None:
@@ -213,6 +238,23 @@ def _compute_in_float32(module: nn.Module) -> None:
         return result
 
     module.forward = in_float32
+
+
+def _round_weight_once(module: nn.Module) -> None:
+    """Keep the frozen weight in bfloat16 too: autocast would round it in every pass. A weight that
+    an engine has taken apart is whole only while its layer runs, and is not kept."""
+    forward, kept = module.forward, list[torch.Tensor]()
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        weight: Any = module.weight
+        if not torch.is_autocast_enabled(x.device.type) or hasattr(weight, "ds_id"):
+            result: torch.Tensor = forward(x)
+            return result
+        if not kept:
+            kept.append(weight.detach().bfloat16())
+        return nn.functional.linear(x, kept[0], module.bias)  # type: ignore[arg-type]
+
+    module.forward = rounded
 
 
 def check_norm_rules(loss: PerExampleLoss, vocabulary: int, forward: Forward | None = None) -> None:

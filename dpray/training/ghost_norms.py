@@ -4,10 +4,11 @@ section 4, "ghost clipping"; Bu et al. 2022 and 2023, "book-keeping").
 A linear layer's gradient for one example is `sum_t g_t a_t^T`, g_t the gradient of that example's
 loss with respect to the layer's output at position t, a_t its input. Its squared norm is
 `sum_{t,t'} (g_t . g_t') (a_t . a_t')`: T x T numbers instead of a matrix of the weight's size. The
-terms may cancel out, so they are added up in float64. The weight of a lookup is the same with
-one-hot a_t; a parameter that is used in several places (tied embeddings) has the gradients' sum, so
-the inner products of its parts are added. `GhostNorms` has the a_t and g_t from one forward and one
-backward pass.
+terms may cancel out, so they are added up in float64. A matrix that is smaller than its a_t and
+g_t, such as an adapter's, is formed. The weight of a lookup is the same with one-hot a_t; a
+parameter that is used in several places (tied embeddings) has the gradients' sum, so the inner
+products of its parts are added. `GhostNorms` has the a_t and g_t from one forward and one backward
+pass.
 
 Legend: B examples, T positions (U: of another use of the same parameter), M x N a weight.
 """
@@ -57,12 +58,12 @@ class Lookup:
 
 @dataclass(frozen=True, repr=False)
 class Whole:
-    """The gradient of a vector itself: (B, N)."""
+    """The gradient itself, of a vector or a small matrix: (B, N) or (B, M, N)."""
 
     gradient: torch.Tensor
 
-    def add_to(self, total_N: torch.Tensor, weight_B: torch.Tensor) -> None:
-        total_N.addmv_(self.gradient.T, weight_B)
+    def add_to(self, total: torch.Tensor, weight_B: torch.Tensor) -> None:
+        total += torch.tensordot(weight_B, self.gradient, 1)
 
 
 COLUMNS = 2048
@@ -84,8 +85,10 @@ def inner_products(first: Part, second: Part) -> torch.Tensor:
     float64."""
     match first, second:
         case Whole(gradient), Whole(other):
-            return (gradient.double() * other.double()).sum(1)
-        case Outer(), Lookup():
+            return (gradient.double() * other.double()).flatten(1).sum(1)
+        case Whole(gradient), Outer() | Lookup():
+            return inner_products(first, _formed(second, gradient))
+        case (_, Whole()) | (Outer(), Lookup()):
             return inner_products(second, first)
         case Lookup(ids, row), Outer(left, right):
             places = ids.unsqueeze(1).expand(-1, left.shape[1], -1)
@@ -95,14 +98,18 @@ def inner_products(first: Part, second: Part) -> torch.Tensor:
             same_BTU = ids.unsqueeze(2) == other_ids.unsqueeze(1)
             return (same_BTU * _row_products(row, other_row)).sum((1, 2))
         case Outer(left, right), Outer(other_left, other_right):
-            if left.shape[1] * other_left.shape[1] > left.shape[2] * right.shape[2]:
-                matrix_BMN = left.double().mT @ right.double()
-                if second is first:
-                    return matrix_BMN.square().sum((1, 2))
-                return (matrix_BMN * (other_left.double().mT @ other_right.double())).sum((1, 2))
             lefts_BTU = _row_products(left, other_left)
             return (lefts_BTU * _row_products(right, other_right)).sum((1, 2))
-    raise TypeError("a matrix and a vector share no parameter")
+    raise TypeError("not a part")
+
+
+def _formed(part: Outer | Lookup, like_BMN: torch.Tensor) -> Whole:
+    """Return a part of a small matrix's gradient as the gradient itself, in float64."""
+    if isinstance(part, Outer):
+        return Whole(part.left.double().mT @ part.right.double())
+    places = part.ids.unsqueeze(-1).expand_as(part.row)
+    zeros_BMN = torch.zeros_like(like_BMN, dtype=torch.float64)
+    return Whole(zeros_BMN.scatter_add_(1, places, part.row.double()))
 
 
 def _row_products(x_BTN: torch.Tensor, y_BUN: torch.Tensor) -> torch.Tensor:
@@ -125,12 +132,17 @@ def _sizes(part: Part) -> torch.Tensor:
         case Lookup(_, row):
             return _norms(row).sum(1)
         case Whole(gradient):
-            return _norms(gradient)
+            return _norms(gradient.flatten(1))
 
 
 def _norms(x: torch.Tensor) -> torch.Tensor:
     found: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
     return found
+
+
+def _gradient(parts: Sequence[Part]) -> torch.Tensor | None:
+    """Return the gradient itself if it is all that was recorded."""
+    return parts[0].gradient if len(parts) == 1 and isinstance(parts[0], Whole) else None
 
 
 def squared_norms(parts: Sequence[Part]) -> torch.Tensor:
@@ -142,6 +154,8 @@ def squared_norms(parts: Sequence[Part]) -> torch.Tensor:
     rounding of that addition. With several parameters the same holds for the sum of the bounds.
     Proof: docs/privacy.md, section 5.2.
     """
+    if (gradient := _gradient(parts)) is not None:
+        return (1.0 + ROUNDING) * _norms(gradient.flatten(1)).square()
     products = [
         (1.0 if first is second else 2.0) * inner_products(first, second)
         for i, first in enumerate(parts)
@@ -154,17 +168,9 @@ def squared_norms(parts: Sequence[Part]) -> torch.Tensor:
 
 def weighted_sum(parts: Sequence[Part], weight_B: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
     """Return `sum_i weight_i g_i`, g_i the gradient of the parameter `of` for example i, the sum
-    of `parts`: the parameter's shape.
-
-    An example of weight 0 is left out before anything is added up: its parts may not be finite.
-    """
-    counted_B = weight_B != 0
-    if not counted_B.all():
-        parts = [
-            replace(part, **{name: tensor[counted_B] for name, tensor in vars(part).items()})
-            for part in parts
-        ]
-        weight_B = weight_B[counted_B]
+    of `parts`: the parameter's shape."""
+    if (gradient := _gradient(parts)) is not None:
+        return (weight_B @ gradient.flatten(1)).view_as(of)
     total = torch.zeros_like(of)
     for part in parts:
         part.add_to(total, weight_B)
@@ -199,9 +205,9 @@ def _weight_part(
     for a layer that is not known."""
     kind = type(module).__name__
     if isinstance(module, nn.Linear):
-        return lambda a_BTN, g_BTM: Outer(g_BTM, a_BTN)
+        return lambda a_BTN, g_BTM: _outer(g_BTM, a_BTN)
     if kind == "Conv1D":
-        return Outer
+        return _outer
     if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
         normalised = partial(
             nn.functional.layer_norm, normalized_shape=module.normalized_shape, eps=module.eps
@@ -225,6 +231,12 @@ def _weight_part(
     return None
 
 
+def _outer(left_BTM: torch.Tensor, right_BTN: torch.Tensor) -> Part:
+    """Return the gradient of a matrix, formed if that takes no more memory: a rule on shapes."""
+    (_, T, M), N = left_BTM.shape, right_BTN.shape[2]
+    return Whole(left_BTM.mT @ right_BTN) if M * N <= T * (M + N) else Outer(left_BTM, right_BTN)
+
+
 @dataclass(frozen=True)
 class _Layer:
     name: str
@@ -246,6 +258,15 @@ class Recorded:
 
     def squared_norms(self) -> dict[nn.Parameter, torch.Tensor]:
         return {p: squared_norms(parts) for p, parts in self.parts.items()}
+
+    def of(self, counted_B: torch.Tensor) -> Recorded:
+        """Return what was recorded of these examples alone. The parts of the others may not be
+        finite: no weight would make them 0."""
+        parts = {
+            p: [replace(part, **{n: x[counted_B] for n, x in vars(part).items()}) for part in found]
+            for p, found in self.parts.items()
+        }
+        return Recorded(self.losses[counted_B], parts)
 
     def add(self, layer: _Layer, a: torch.Tensor, g: torch.Tensor) -> None:
         """Note a use of the layer, by its input and its output's gradient: the last use first."""

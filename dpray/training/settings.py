@@ -15,8 +15,10 @@ class TrainingSettings(Section):
     tuning: Literal["lora", "full"] = Field("lora", description="low-rank adapters, or all weights")
     lora_rank: Count = Field(8, description="rank of the adapters on every linear layer")
     lora_alpha: Positive = Field(16.0, description="adapters are scaled by lora_alpha / lora_rank")
-    micro_batch_size: Count = Field(
-        16, description="examples that go through the model together on a rank; for memory only"
+    micro_batch_size: Count | None = Field(
+        None,
+        description="examples that go through the model together on a rank; null: from batch_size, "
+        "16 at most",
     )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="what the noisy mean is fed to")
     learning_rate: Positive = Field(1e-4, description="learning rate of every step")

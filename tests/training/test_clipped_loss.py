@@ -126,6 +126,28 @@ def test_a_loss_is_the_mean_over_the_texts_own_tokens() -> None:
     torch.testing.assert_close(losses[0], alone, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_losses_and_their_gradients_are_torchs(precision: Any) -> None:
+    """A frozen weight is rounded to bfloat16 once: to the same bits as autocast rounds it."""
+    model, batch = llama().requires_grad_(False), MicroBatch.of(texts(3))
+    model.get_input_embeddings().requires_grad_(True)
+    weight = model.get_input_embeddings().weight
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        logits = model(input_ids=batch.ids, attention_mask=batch.mask).logits
+    nll = torch.nn.functional.cross_entropy(
+        logits[:, :-1].float().transpose(1, 2), batch.labels[:, 1:], reduction="none"
+    )
+    plain = nll.sum(1) / (batch.labels[:, 1:] != -100).sum(1)
+    loss = PerExampleLoss(model, precision).eval()
+    for _ in range(2):
+        losses = loss(batch.ids, batch.mask, batch.labels)
+        torch.testing.assert_close(losses, plain, rtol=1e-6, atol=0)
+    (ours,) = torch.autograd.grad(losses.sum(), weight)
+    (theirs,) = torch.autograd.grad(plain.sum(), weight)
+    room = 1e-6 if precision == "float32" else 1e-2  # a last bit of a logit's gradient
+    assert (ours - theirs).norm() <= room * theirs.norm()
+
+
 def test_training_mode_is_refused() -> None:
     loss = PerExampleLoss(gpt2()).train()
     with pytest.raises(ValueError, match="dropout"):

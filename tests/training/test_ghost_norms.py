@@ -78,7 +78,7 @@ def dense(part: Part) -> torch.Tensor:
             return gradient
 
 
-@pytest.mark.parametrize("positions", [2, 9])  # both ways to an inner product
+@pytest.mark.parametrize("positions", [2, 9])
 def test_parts_of_one_matrix(positions: int) -> None:
     fixed = torch.Generator().manual_seed(0)
 
@@ -90,6 +90,7 @@ def test_parts_of_one_matrix(positions: int) -> None:
         Outer(normal(3, positions, 6), normal(3, positions, 4)),
         Lookup(ids, normal(3, positions, 4)),
         Outer(normal(3, 5, 6), normal(3, 5, 4)),
+        Whole(normal(3, 6, 4)),
     ]
     for first in parts:
         for second in parts:
@@ -102,7 +103,17 @@ def test_parts_of_one_matrix(positions: int) -> None:
     torch.testing.assert_close(squared_norms(parts), plain, rtol=3e-5, atol=0)
 
 
-@pytest.mark.parametrize(("positions", "size"), [(4, 5000), (400, 3)])  # both ways to a product
+def test_a_matrix_that_is_smaller_than_what_it_is_made_of_is_formed() -> None:
+    def kinds(model: Any) -> set[type]:
+        loss = PerExampleLoss(model).eval()
+        recorded = loss.norms(MicroBatch.of(texts(3, longest=6), 3, 7), loss)[1]
+        return {type(part) for parts in recorded.parts.values() for part in parts}
+
+    assert kinds(lora(llama())) == {Whole}
+    assert kinds(llama()) == {Whole, Outer, Lookup}
+
+
+@pytest.mark.parametrize(("positions", "size"), [(4, 5000), (400, 3)])
 def test_a_gradient_whose_terms_cancel_out_is_not_taken_for_a_shorter_one(
     positions: int, size: int
 ) -> None:

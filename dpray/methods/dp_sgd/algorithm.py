@@ -36,6 +36,9 @@ class Units(Protocol[T_co]):
     def __getitem__(self, unit: int, /) -> Sequence[T_co]: ...
 
 
+MOST_ROWS = 16
+"""The rows of a micro-batch if `micro_batch_size` is not set, at most: for memory."""
+
 COIN_BITS = 53
 """A unit's coin is a whole number of this many random bits."""
 
@@ -61,6 +64,17 @@ class DpSgd:
     with noise of their own."""
 
     @property
+    def micro_batch_size(self) -> int:
+        """Return the rows of every micro-batch: public, as they follow from B and not from a batch.
+
+        With r rows a batch has about `B / r` micro-batches, each of which costs as much time as
+        another row does, and the last one of each of some four lengths is half empty. The cost
+        `B / r + 4 r / 2` is least at `sqrt(B / 2)`.
+        """
+        best = math.isqrt(int(self.mechanism.expected_batch_size) // 2)
+        return self.settings.micro_batch_size or min(max(1, best), MOST_ROWS)
+
+    @property
     def dp_event(self) -> Event:
         return SelfComposed(self.mechanism.dp_event, self.steps + self.repeats)
 
@@ -81,7 +95,7 @@ def fine_tune(
     with t before anything of step t is drawn, `after_step` once the step is made. The steps before
     `start` are in the trainer's model already; `rng` is new nevertheless.
     """
-    q, size = plan.mechanism.sampling_probability, plan.settings.micro_batch_size
+    q, size = plan.mechanism.sampling_probability, plan.micro_batch_size
     for t in range(start, plan.steps):
         before_step(t)
         batch = one_record_each(units, poisson_batch(len(units), q, rng), rng)

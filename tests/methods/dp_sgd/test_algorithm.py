@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,3 +164,10 @@ def test_a_long_record_is_cut_by_itself() -> None:
 def test_private_texts_are_not_shown() -> None:
     text = characters(9).training_text("", "Marlowe")
     assert str(ord("M")) not in repr(text) and "tensor" not in repr(MicroBatch.of([text]))
+
+
+@pytest.mark.parametrize(("expected", "rows"), [(1, 1), (32, 4), (256, 11), (4096, 16)])
+def test_the_rows_of_a_micro_batch_follow_from_the_expected_batch(expected: int, rows: int) -> None:
+    step = replace(plan().mechanism, expected_batch_size=float(expected))
+    assert replace(plan(micro_batch_size=None), mechanism=step).micro_batch_size == rows
+    assert replace(plan(), mechanism=step).micro_batch_size == 4
