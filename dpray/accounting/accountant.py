@@ -1,5 +1,5 @@
-"""`cost` is the epsilon of a frozen plan, the smallest over four bounds. `calibrate` is its
-inverse: it finds the value of one free parameter that uses up a target (epsilon, delta).
+"""`cost` computes the epsilon of an event, the smallest of four bounds. `calibrate` is its inverse:
+it finds the value of one free parameter that uses up a target (epsilon, delta).
 
 - `pld`: the privacy loss distributions of `dp-accounting`, composed by FFT; draws of bounded range
   are composed exactly (Dong, Durfee and Rogers 2020), and a plan of Gaussian mechanisms alone uses
@@ -28,23 +28,22 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event, canonical_json, check_delta
 from dpray.accounting.events import Gaussian
 
-# dp-accounting and scipy are imported late: they take two seconds, and an actor, which holds a plan
-# too, computes no cost.
+# dp-accounting and scipy are imported late: they take two seconds, and an actor needs neither.
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
 
-# dp-accounting warns of each Rényi order that it leaves out; the bound holds without them.
+# dp-accounting warns of each Rényi order that it leaves out. The bound holds without these orders.
 absl_logging.set_verbosity(absl_logging.ERROR)
 
 RDP_ORDERS: tuple[float, ...] = (
     *(1 + tenths / 10 for tenths in range(1, 100)),
     *(float(order) for order in (*range(11, 64), 128, 256, 512, 1024)),
 )
-"""They are dp-accounting's default orders."""
+"""The default orders of dp-accounting."""
 
-# Rounding moves a delta of the FFT, or of the closed form, by about 1e-14: below this it is noise.
+# The FFT and the closed form round delta by about 1e-14, so a much smaller delta is not reliable.
 PLD_MIN_DELTA = 1e-10
-# A plan that costs more by RDP protects nothing: a PLD there would take gigabytes to say so.
+# A plan with a larger epsilon by RDP protects nothing, and its PLD would take gigabytes.
 PLD_MAX_EPSILON = 200.0
 # Grid points for the losses of a plan: at 2^15 the epsilons of DP-SGD are within 1e-4 of the limit.
 PLD_POINTS = 2**15
@@ -57,7 +56,7 @@ CALIBRATION_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Cost:
-    """States that a mechanism is (epsilon, delta)-DP, as `bound` shows."""
+    """A guarantee of (epsilon, delta)-DP, and the name of the bound that proves it."""
 
     epsilon: float
     delta: float
@@ -86,7 +85,7 @@ def bounds(event: Event, delta: float) -> dict[str, float]:
         "zcdp": zcdp_epsilon(event.zcdp_rho(), delta),
         "basic": event.pure_epsilon(),
     }
-    # What is not a number bounds nothing: it would be the smallest, and within every budget.
+    # A NaN bounds nothing, but would fit every budget.
     return {name: math.inf if math.isnan(epsilon) else epsilon for name, epsilon in table.items()}
 
 
@@ -121,8 +120,8 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 def _rdp_epsilon(event: Event, delta: float) -> float:
     if delta == 0:
-        return math.inf  # to the library 0, where the divergences are too small for a float
-    # To the library a divergence that is not a number costs nothing; here it bounds nothing.
+        return math.inf  # dp-accounting answers 0 if the divergences are too small for a float
+    # dp-accounting takes a divergence that is NaN for 0; here it bounds nothing.
     rdp = np.nan_to_num(event.rdp(RDP_ORDERS), nan=math.inf, posinf=math.inf)
     return _epsilon_of_rdp(RDP_ORDERS, rdp, delta)
 
@@ -155,7 +154,7 @@ def _composed_pld(event: Event) -> Pld | None:
         return None
     interval = max(2.0 ** math.ceil(math.log2(2 * largest_loss / PLD_POINTS)), PLD_MIN_INTERVAL)
     total: Any = None
-    # In an order of their own, because the rounding of a convolution depends on it.
+    # Sorted, because the rounding of a convolution depends on the order.
     for part, count in sorted(event.terms().items(), key=lambda t: canonical_json(t[0].to_json())):
         pld = part.pld(interval, count)
         total = pld if total is None else total.compose(pld)
@@ -174,11 +173,11 @@ def calibrate(
     """Return the parameter that uses up the target and no more: cost(make_event(x)) <=
     target_epsilon.
 
-    `increasing` says whether the cost grows with the parameter (r, clip bound: the largest valid
-    value is returned) or falls (noise, temperature, batch size: the smallest). It must be monotone
-    over `bracket` (0 < low < high); if all of the bracket is valid, the end in that direction is
-    the answer. With `integer`, `make_event` gets an int and the answer is the exact integer; else
-    it is within a relative 1e-6 of the best, on the valid side.
+    If `increasing`, the cost grows with the parameter (number of tokens, clip bound), and the
+    answer is the largest valid value. Otherwise the cost falls (noise multiplier, temperature,
+    batch size), and the answer is the smallest valid value. The cost must be monotone over
+    `bracket` (0 < low < high). With `integer`, `make_event` gets an int and the answer is exact;
+    otherwise it is valid and within a relative 1e-6 of the best.
 
     Raises ValueError for a bad target or bracket, and if no value in the bracket is valid.
     """
@@ -197,9 +196,10 @@ def calibrate(
 
 
 def noise_multiplier(target_epsilon: float, target_delta: float, *, count: int) -> float:
-    """Return the smallest noise multiplier of `count` Gaussian mechanisms."""
+    """Return the smallest noise multiplier (standard deviation over L2 sensitivity) at which
+    `count` Gaussian mechanisms together cost at most the target."""
     return calibrate(
-        lambda noise: SelfComposed(Gaussian(noise), count),
+        lambda z: SelfComposed(Gaussian(z), count),
         target_epsilon,
         target_delta,
         bracket=(1e-3, 1e7),
@@ -222,8 +222,8 @@ class _Search:
         return min(math.log(ratio), 50.0) if ratio > 0 else -50.0
 
     def walk(self, tight: float, safe: float, integer: bool) -> tuple[float, float]:
-        """Return the first valid value, and the invalid one before it, in factors of two from the
-        expensive end, where costs are fast because only the cheap bounds matter."""
+        """Step by factors of two from the expensive end; return the first valid value and the
+        invalid one before it. A cost at that end is fast to compute, because it needs no PLD."""
         value = tight
         while value != safe:
             invalid, value = value, value * 2 if safe > tight else value / 2
@@ -244,8 +244,8 @@ class _Search:
         return valid
 
     def reals(self, valid: float, invalid: float) -> float:
-        """Interpolate, then bisect what the interpolation left open, so that a kink in the cost
-        cannot spoil the answer."""
+        """Interpolate, then bisect the interval that is left: a kink in the cost may have misled
+        the interpolation."""
         from scipy.optimize import toms748  # late: most plans are only read
 
         toms748(self.gap, *sorted((valid, invalid)), xtol=1e-300, rtol=CALIBRATION_TOLERANCE / 2)

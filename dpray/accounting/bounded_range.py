@@ -30,10 +30,11 @@ BLOCK = 256
 """The curves of at most this many draws are computed in one pass, and kept."""
 
 TAIL = 1e-15
-"""A grid ends once the delta of all its draws together is below this."""
+"""A grid of epsilons ends where the delta of all draws together is below this."""
 
 ROUNDING = 1.0 + 2.0**-49
-"""A step adds products of positive numbers: it rounds by less than this factor."""
+"""The rounding error of a step of the recursion is below this factor: it adds products of positive
+numbers."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Curve:
         return np.where(epsilons < self.epsilons[0], below, within)
 
     def poisson_subsampled(self, q: float) -> tuple[Curve, Curve]:
-        """Return the curves of removing and of adding a unit that takes part in what this curve
-        describes with probability `q` (0 < q <= 1), by a secret coin.
+        """Return the curves of removing and of adding a unit, if the unit takes part only with
+        probability `q` (0 < q <= 1), by a secret coin.
 
         With P the law of the output if the unit takes part and Q if it does not, removing compares
         (1-q) Q + q P with Q, and adding compares Q with (1-q) Q + q P (Balle, Barthe and Gaboardi
@@ -65,7 +66,7 @@ class Curve:
         chords, and nodes stay nodes.
         """
         if q == 1.0:
-            # The maps are the identity, but for rounding to -inf and inf.
+            # The maps are the identity, but floats would round to -inf and inf.
             return self, self
         away = q + (1.0 - q) * np.exp(self.epsilons)
         removing = Curve(
@@ -81,10 +82,10 @@ class Curve:
         return removing, adding
 
     def pmf(self, interval: float) -> PLDPmf:
-        """Return the privacy loss distribution of the pair that has this curve, sampled near its
-        nodes at multiples of `interval`, again from above."""
+        """Return a privacy loss distribution whose curve is nowhere below this one. Its losses are
+        the multiples of `interval` that are next to the nodes."""
         losses = np.unique(np.rint(self.epsilons / interval).astype(np.int64))
-        # A node may have been rounded inwards.
+        # The outer nodes may have been rounded inwards.
         losses = np.concatenate([[losses[0] - 1], losses, [losses[-1] + 1]])
         return connected(interval, losses, self(losses * interval))
 
@@ -92,8 +93,8 @@ class Curve:
         """Return the Rényi divergence at each order of the pair that has this curve. A pair that is
         worse at every epsilon is worse at every order, too (Zhu, Dong and Wang 2022)."""
         losses = np.append(self.epsilons, max(self.largest, self.epsilons[-1] + 1e-9))
-        # A secret coin brings nodes together, some to one number exp(epsilon), where a slope is not
-        # a number. The first of them has the largest delta and is kept.
+        # Subsampling moves nodes together. Of nodes with the same exp(epsilon), between which a
+        # slope would be NaN, the first has the largest delta and is kept.
         x, first = np.unique(np.exp(losses), return_index=True)
         x, losses = np.append(0.0, x), losses[first]
         deltas = np.concatenate([[1.0], np.append(self.deltas, 0.0)[first]])
@@ -113,15 +114,15 @@ def connected(interval: float, losses: Array, deltas: Array) -> PLDPmf:
     chords connect `deltas`."""
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
 
-    # Rounding may leave [0, 1], or a rise where a curve is flat.
+    # Rounding may leave [0, 1], or make a flat curve rise.
     falling = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
-    # Dense: the library composes few, scattered losses one by one.
+    # Dense, because dp-accounting composes sparse losses one by one, which is slow.
     return create_pmf_pessimistic_connect_dots(interval, losses, falling).to_dense_pmf()
 
 
 def hockey_stick(loss: Pld, epsilons: Array) -> Array:
-    """Return delta at each of `epsilons`, the larger one of both directions. These are the
-    library's sums, in its order; its Python loop, `get_delta_for_epsilon`, takes a hundred times as
+    """Return delta at each of `epsilons`, the larger of both directions. The sums, and their order,
+    are those of dp-accounting's `get_delta_for_epsilon`, whose Python loop takes a hundred times as
     long."""
     pmfs = [loss._pmf_remove] if loss._symmetric else [loss._pmf_remove, loss._pmf_add]
     found: Array = np.max([_deltas(pmf.to_dense_pmf(), epsilons) for pmf in pmfs], axis=0)
@@ -147,8 +148,8 @@ def subsampled_loss(loss: float, q: float) -> float:
 
 
 def composed_draws(eta: float, draws: int) -> Curve:
-    """Return the curve of the worst adaptive composition of `draws` draws of range `eta`, in either
-    direction: a swap of the worlds leaves a range as it is."""
+    """Return the curve of the worst adaptive composition of `draws` draws of range `eta`. It holds
+    in both directions, because swapping the two worlds does not change the range."""
     if draws > BLOCK:
         grid = _Grid(eta, draws)
         return grid.curve(next(islice(grid.recursion(), draws, None)), draws)
@@ -175,7 +176,7 @@ class _Grid:
 
     def __init__(self, eta: float, draws: int) -> None:
         self.eta = eta
-        # Few draws have curves with sharp bends.
+        # The curve of few draws has sharp bends, and needs a finer grid.
         self.steps = 64 if draws <= 16 else 32 if draws <= 64 else 16
         rho = draws * eta**2 / 8
         end = min(draws * eta, rho + 2 * math.sqrt(-rho * math.log(TAIL)))
@@ -186,7 +187,7 @@ class _Grid:
         self.below = np.exp(-t[:0:-1, 0])
 
     def curve(self, deltas: Array, draws: int) -> Curve:
-        """Return the curve of `draws` draws, as far as their losses reach."""
+        """Return the curve of `draws` draws, up to their largest loss."""
         middle, reach = len(self.epsilons) // 2, draws * self.steps
         within = slice(max(0, middle - reach), middle + reach + 1)
         return Curve(self.epsilons[within], deltas[within], draws * self.eta)
@@ -203,14 +204,14 @@ class _Grid:
 
         Let t lie between two steps, and u = exp(-t). Both curves are chords there, linear in u:
         a + b u at e - t, and a' + b' u at e - t + eta. The value is A + B u + C / u: largest at an
-        end or, where B and C are negative, at sqrt(C / B).
+        end or, if B and C are negative, at sqrt(C / B).
         """
         wide = np.concatenate([1.0 - (1.0 - V[0]) * self.below, V, np.full(self.steps, V[-1])])
         shifted = np.lib.stride_tricks.sliding_window_view(wide, len(V))
         # Row j: V at e - t_j, and at e - t_j + eta.
         near, far = shifted[self.steps :: -1], shifted[: self.steps - 1 : -1]
         u = self.u
-        # Steps of a range near 1e-16 fall together: there is nothing between them.
+        # With a range near 1e-16, steps coincide, and nothing lies between them.
         width = np.where(u[:-1] > u[1:], u[:-1] - u[1:], 1.0)
         b, b_far = (near[:-1] - near[1:]) / width, (far[:-1] - far[1:]) / width
         B = b - self.q * b_far
@@ -219,7 +220,7 @@ class _Grid:
         with np.errstate(divide="ignore", invalid="ignore"):
             top = np.sqrt(C / B)
         inside = (B < 0) & (C < 0) & (u[1:] < top) & (top < u[:-1])
-        # They are few, and elsewhere the ends are the largest: only these are computed.
+        # Few maxima lie between two steps. Only these are computed: elsewhere an end is larger.
         rows, columns = np.nonzero(inside)
         top = top[rows, columns]
         share = (top - u[rows + 1, 0]) / width[rows, 0]

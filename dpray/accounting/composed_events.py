@@ -1,5 +1,4 @@
-"""Several mechanisms as one `Event`: one after the other, or each on a part of the data of its own;
-and the JSON form of all events."""
+"""Sequential and parallel compositions of events, and the JSON form of all events."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dpray.accounting.event import Array, Event, losses
+from dpray.accounting.event import Array, Event, pld_library
 from dpray.accounting.events import (
     AboveThreshold,
     DiscreteGaussian,
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
 
 PARALLEL_LOSSES, PARALLEL_STEP = 2**14, 8
-"""The curve of events in parallel has a point at each `PARALLEL_STEP`-th interval, up to
-`PARALLEL_LOSSES` of them on either side of epsilon 0."""
+"""The curve of parallel events covers `PARALLEL_LOSSES` intervals on either side of epsilon 0, with
+a point at each `PARALLEL_STEP`-th interval."""
 
 
 class _Sequential(Event):
-    """Bounds a sequential composition by sums over its terms, rounded once, so that equal multisets
-    of mechanisms have equal costs to the last bit."""
+    """Bounds a sequential composition by sums over its terms. Each sum is rounded once: equal
+    multisets of mechanisms have equal costs to the last bit."""
 
     def pure_epsilon(self) -> float:
         return math.fsum(n * e.pure_epsilon() for e, n in self.terms().items())
@@ -80,11 +79,11 @@ class Composed(_Sequential):
 
 @dataclass(frozen=True)
 class Parallel(Event):
-    """Applies each event to a part of the data that has no unit in common with the others'. A unit
-    meets one of them, so every bound is that of the worst event.
+    """Applies each event to its own part of the data; no unit is in two parts. A unit is affected
+    by one event only, so every bound is that of the worst event.
 
-    The later parts may depend on what the earlier ones released. The hockey-stick curve is the
-    largest of the events' at every epsilon.
+    Later events may depend on the outputs of earlier ones. At every epsilon, the hockey-stick curve
+    is the largest of the events' curves.
     """
 
     events: tuple[Event, ...]
@@ -116,8 +115,8 @@ class Parallel(Event):
             total = functools.reduce(lambda a, b: a.compose(b), parts)
             curves.append(hockey_stick(total, grid * interval))
         pmf = connected(interval, grid, np.max(curves, axis=0))
-        # The worst of all, and then again: a unit may meet another event each time.
-        return losses().PrivacyLossDistribution(pmf).self_compose(count)
+        # In each of the `count` compositions, another event may be the one that affects the unit.
+        return pld_library().PrivacyLossDistribution(pmf).self_compose(count)
 
 
 _TYPES: dict[str, type[Event]] = {

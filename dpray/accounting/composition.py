@@ -19,7 +19,7 @@ from dpray.accounting.event import Event, check_delta
 from dpray.types import Budget
 
 Total = tuple[Fraction | float, ...]
-"""The exact sum of charges by a rule; infinite if a charge has no finite cost."""
+"""The exact sum of the charges; infinite if a charge has no finite cost."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Charge:
 class BasicComposition:
     """Keeps the sums of the runs' epsilons and deltas within the budget.
 
-    Sums are exact on the decimal numbers that were written, so 0.1 and 0.2 fit a budget of 0.3. The
-    order of the charges does not matter.
+    Sums are exact in the decimals as written, so 0.1 and 0.2 fit a budget of 0.3. The order of the
+    charges does not matter.
     Proof: docs/privacy.md, section 6.4.
     """
 
@@ -105,14 +105,14 @@ class RenyiComposition:
     def spent(self, total: Total) -> Budget:
         if not total[0]:
             return Budget(0.0, 0.0)
-        # Late: a budget composed by `basic` is read without the accountant and what it imports.
+        # Imported late: the basic composition does not need the accountant.
         from dpray.accounting.accountant import rdp_to_epsilon
 
         epsilon = rdp_to_epsilon(float(total[0]), self.order, self.budget.delta)
         return Budget(epsilon, self.budget.delta)
 
     def left(self, total: Total) -> Budget:
-        """Return what is left; all runs share the delta, which stays whole."""
+        """Return the epsilon that is left, at the whole delta, which all runs share."""
         spent = self.spent(total)
         return Budget(max(0.0, self.budget.epsilon - spent.epsilon), self.budget.delta)
 
@@ -134,8 +134,8 @@ def composition(name: str, budget: Budget, order: float | None = None) -> Compos
 
 
 def default_order(budget: Budget) -> float:
-    """Return the order at which a budget holds the most zCDP mechanisms, Gaussian ones among
-    them."""
+    """Return the order at which a budget pays for the most zCDP mechanisms, such as Gaussian
+    ones."""
     _check_budget(budget)
     if budget.delta == 0:
         raise ValueError("a budget composed by renyi needs a delta above 0")

@@ -30,16 +30,16 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fal
 
 
 def canonical_json(value: Any) -> str:
-    """Return the one text of a value: sorted keys, no spaces, ASCII, floats in their shortest exact
-    form. Raises ValueError for NaN and infinities."""
+    """Return a value as JSON with sorted keys, no spaces, ASCII alone, and floats in their shortest
+    exact form. Raises ValueError for NaN and infinities."""
     return _ENCODER.encode(value)
 
 
 class Event:
     """Describes one mechanism, or a composition of mechanisms, applied to the private data.
 
-    Its fields are public parameters. The bounds given here hold for every mechanism; an event
-    states the tighter ones that it has. Raises ValueError for a parameter that is not of its kind.
+    Its fields are public parameters. The bounds of this class hold for every mechanism; subclasses
+    have tighter ones. Raises ValueError for a parameter of the wrong type or range.
     """
 
     name: ClassVar[str]
@@ -123,12 +123,11 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "Event": lambda name, value: _events(name, (value,))[0],
     "tuple[Event, ...]": _events,
 }
-"""Maps a field's type, as it is written, to the check of its value."""
+"""Maps a field's annotation to the check of its value."""
 
 
-def losses() -> Any:
-    """Import dp-accounting's privacy loss distributions only when one is needed: reading a ledger
-    needs none."""
+def pld_library() -> Any:
+    """Import dp-accounting's privacy loss distributions late: a reader of the ledger needs none."""
     from dp_accounting.pld import privacy_loss_distribution
 
     return privacy_loss_distribution

@@ -1,4 +1,9 @@
-"""The mechanisms that dpray runs, each as an `Event` with the bounds that it has."""
+"""The mechanisms that dpray runs, each as an `Event` with its bounds.
+
+`noise_multiplier` is the standard deviation over the L2 sensitivity. `sigma` is a standard
+deviation (of the Gaussian before it is made discrete) and `scale` a Laplace scale, both in the unit
+of the values.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpray.accounting.event import Array, Event, losses
+from dpray.accounting.event import Array, Event, pld_library
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -18,16 +23,16 @@ if TYPE_CHECKING:
     from dpray.accounting.bounded_range import Curve
 
 PLD_MOST_SHIFTS = 2**14
-"""A discrete Laplace mechanism with more shifts gets its privacy loss distribution on a coarser
-grid."""
+"""With a larger sensitivity, the privacy loss distribution of discrete Laplace noise is computed on
+a coarser grid."""
 
 MOST_LOSS = 700.0
-"""The exponential of a larger loss is no float64."""
+"""The exponential of a larger loss overflows a float64."""
 
 
 @dataclass(frozen=True)
 class Gaussian(Event):
-    """Adds Gaussian noise of standard deviation noise_multiplier * L2 sensitivity."""
+    """Adds Gaussian noise of standard deviation `noise_multiplier` * L2 sensitivity."""
 
     noise_multiplier: float
     name: ClassVar[str] = "gaussian"
@@ -39,7 +44,7 @@ class Gaussian(Event):
         return 1.0 / self.noise_multiplier
 
     def pld(self, interval: float, count: int) -> Pld:
-        return losses().from_gaussian_mechanism(
+        return pld_library().from_gaussian_mechanism(
             self.noise_multiplier / math.sqrt(count), value_discretization_interval=interval
         )
 
@@ -49,9 +54,10 @@ class DiscreteLaplace(Event):
     """Adds integer noise with mass proportional to exp(-|x| / scale) to integer values that one
     unit changes by at most `sensitivity` in L1.
 
-    The privacy loss distribution is that of one coordinate that changes by all of it, which is the
-    worst case. If no coordinate changes by more than m, and all together by at most n m, the worst
-    case is n coordinates that change by m: `SelfComposed(DiscreteLaplace(scale, m), n)`.
+    The worst case, and the one whose privacy loss distribution is used, is a single coordinate that
+    changes by all of `sensitivity`. If no coordinate changes by more than m, and all together by at
+    most n m, the worst case is n coordinates that change by m:
+    `SelfComposed(DiscreteLaplace(scale, m), n)`.
     Proof: docs/privacy.md, section 6.8.
     """
 
@@ -75,7 +81,7 @@ class DiscreteLaplace(Event):
 
     def pld(self, interval: float, count: int) -> Pld:
         coarse = self._coarse()
-        one = losses().from_discrete_laplace_mechanism(
+        one = pld_library().from_discrete_laplace_mechanism(
             1.0 / coarse.scale,
             sensitivity=coarse.sensitivity,
             value_discretization_interval=interval,
@@ -84,16 +90,16 @@ class DiscreteLaplace(Event):
         return one.self_compose(count)
 
     def _coarse(self) -> DiscreteLaplace:
-        """Return an event that is at least as bad, on a grid `step` times as coarse, whose
-        distribution has few enough points.
+        """Return an event that costs at least as much and whose distribution has fewer points.
 
-        A shift by `step` is step/scale-DP, so no worse than a shift by 1 under noise of scale
-        scale/step, which is randomised response; and so is the chain of such shifts.
+        Its grid is `step` times as coarse. A shift by `step` is step/scale-DP. It is no worse than
+        a shift by 1 under noise of scale scale/step, which is randomised response; the same holds
+        for a chain of such shifts.
         """
         step = -(-self.sensitivity // PLD_MOST_SHIFTS)
         if step == 1:
             return self
-        # One rounding of the quotient would be on the wrong side by half a unit in the last place.
+        # The rounded quotient may be too large; the next smaller float is not.
         scale = math.nextafter(self.scale / step, 0.0)
         return DiscreteLaplace(scale, -(-self.sensitivity // step))
 
@@ -101,10 +107,10 @@ class DiscreteLaplace(Event):
 @dataclass(frozen=True)
 class DiscreteGaussian(Event):
     """Adds integer noise with mass proportional to exp(-x^2 / (2 sigma^2)) to integer values that
-    one unit changes by at most `sensitivity` (Canonne, Kamath, Steinke 2020).
+    one unit changes by at most `sensitivity` in L1 (Canonne, Kamath, Steinke 2020).
 
-    `sensitivity` bounds the change in L1, so that one unit may put all of it on one coordinate:
-    that is the worst case, and the one whose privacy loss distribution is used.
+    The worst case, and the one whose privacy loss distribution is used, is a single coordinate that
+    changes by all of `sensitivity`.
     """
 
     sigma: float
@@ -115,7 +121,7 @@ class DiscreteGaussian(Event):
         return 0.5 * (self.sensitivity / self.sigma) ** 2
 
     def pld(self, interval: float, count: int) -> Pld:
-        one = losses().from_discrete_gaussian_mechanism(
+        one = pld_library().from_discrete_gaussian_mechanism(
             self.sigma,
             sensitivity=self.sensitivity,
             value_discretization_interval=interval,
@@ -126,12 +132,12 @@ class DiscreteGaussian(Event):
 
 @dataclass(frozen=True)
 class ExponentialMechanism(Event):
-    """Draws with log-probabilities that, up to one common constant, move by amounts that span at
-    most `range` when one unit is added or removed (bounded range eta).
+    """Draws one outcome. If one unit is added or removed, the changes of all log-probabilities lie
+    in an interval of length `range` (bounded range eta).
 
-    The mechanism is eta-DP and eta^2/8-zCDP (Cesar and Rogers 2021). Draws that may depend on the
-    ones before them are composed exactly (Dong, Durfee and Rogers 2020): their privacy loss
-    distribution is that of the pair whose hockey-stick curve is that of the worst composition.
+    The mechanism is eta-DP and eta^2/8-zCDP (Cesar and Rogers 2021). Adaptive draws are composed
+    exactly (Dong, Durfee and Rogers 2020): their privacy loss distribution comes from the
+    hockey-stick curve of the worst composition.
     Proof: docs/privacy.md, section 6.7.
     """
 
@@ -149,9 +155,9 @@ class ExponentialMechanism(Event):
 
         def composed(draws: int) -> Pld:
             pmf = composed_draws(self.range, draws).pmf(interval)
-            return losses().PrivacyLossDistribution(pmf)
+            return pld_library().PrivacyLossDistribution(pmf)
 
-        # A block of draws, as a whole, is one mechanism, which its curve describes.
+        # A block of draws is one mechanism, with one curve. Blocks are composed by convolution.
         blocks, rest = divmod(count, BLOCK)
         if blocks == 0:
             return composed(rest)
@@ -180,7 +186,7 @@ class AboveThreshold(Event):
         return self._randomised_response().pld(interval, count)
 
     def _randomised_response(self) -> DiscreteLaplace:
-        # One rounding of the quotient would be on the wrong side by half a unit in the last place.
+        # The rounded quotient may be too large; the next smaller float is not.
         return DiscreteLaplace(math.nextafter(1.0 / self.epsilon, 0.0), 1)
 
 
@@ -211,7 +217,7 @@ class PoissonSubsampledGaussian(Event):
         return 1.0 / self.noise_multiplier if self.sampling_probability == 1 else None
 
     def pld(self, interval: float, count: int) -> Pld:
-        one = losses().from_gaussian_mechanism(
+        one = pld_library().from_gaussian_mechanism(
             self.noise_multiplier,
             value_discretization_interval=interval,
             sampling_prob=self.sampling_probability,
@@ -222,8 +228,8 @@ class PoissonSubsampledGaussian(Event):
 @dataclass(frozen=True)
 class PoissonSubsampledDraws(Event):
     """Makes `draws` adaptive draws of bounded range `range` (see `ExponentialMechanism`) on one
-    secret batch, which holds each unit independently with probability `sampling_probability`: one
-    text of private prediction with Poisson batches.
+    secret batch: one text of private prediction with Poisson batches. The batch holds each unit
+    independently with probability `sampling_probability`.
     Proof: docs/privacy.md, section 2.8.
     """
 
@@ -255,7 +261,7 @@ class PoissonSubsampledDraws(Event):
 
     def pld(self, interval: float, count: int) -> Pld:
         removing, adding = (curve.pmf(interval) for curve in self._curves())
-        return losses().PrivacyLossDistribution(removing, adding).self_compose(count)
+        return pld_library().PrivacyLossDistribution(removing, adding).self_compose(count)
 
     def _curves(self) -> tuple[Curve, Curve]:
         from dpray.accounting.bounded_range import composed_draws
@@ -272,8 +278,8 @@ def _check_probability(sampling_probability: float) -> None:
 def _library_rdp(event: DpEvent, orders: tuple[float, ...]) -> Array:
     from dp_accounting.rdp import RdpAccountant
 
-    # The library's series stops at a relative 1e-13: a divergence that is all but zero comes out
-    # as noise of that size, negative at some orders.
+    # dp-accounting's series stops at a relative error of 1e-13, so a divergence near zero may come
+    # out negative.
     rdp: Array = np.maximum(RdpAccountant(orders).compose(event).rdp, 1e-12)
     rdp.flags.writeable = False
     return rdp

@@ -1,5 +1,5 @@
-"""Batches of units: disjoint ones by a hash (Amin et al. 2024, Assumption 1), or secret ones by
-independent coins."""
+"""Units are put into batches: disjoint ones by a hash (Amin et al. 2024, Assumption 1), or secret
+ones by independent coins."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def content_rank(text: str, label: str | None) -> int:
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches are named by their label's position in the public label set, and by their number
-    among the label's, from 0."""
+    """The batches of each label. A batch id is `i/n`: the label's position in the public label set,
+    and the batch's number within the label, both from 0."""
 
     batches_per_label: Mapping[str, int]
 
@@ -49,7 +49,8 @@ class Batches:
         return list(self.batches_per_label)[int(batch_id.split("/")[0])]
 
     def batch_ids(self) -> Iterator[str]:
-        """Yield every batch; the first ones have the labels in the same shares as all."""
+        """Yield all batch ids. Labels take turns: a first part has them in the shares of the
+        whole."""
         places = (
             ((number + 0.5) / count, i, number)
             for i, count in enumerate(self.batches_per_label.values())
@@ -81,8 +82,8 @@ class HashPartition(Batches):
     def expected(
         public_size: int, proportions: Mapping[str, float], batch_size: int, salt: str
     ) -> HashPartition:
-        """Expect `round(public_size * proportion / s)` batches for each label, at least one, and
-        none for a label without a share."""
+        """Make `round(public_size * proportion / batch_size)` batches for each label, at least one,
+        and none for a label without a share."""
         counts = {
             label: max(1, round(public_size * proportion / batch_size)) if proportion > 0 else 0
             for label, proportion in proportions.items()
@@ -92,7 +93,8 @@ class HashPartition(Batches):
     def joined(self, label: str, unit_id: str) -> Iterator[str]:
         """Yield the one batch of a unit: BLAKE2b of its id, keyed with the salt.
 
-        64 bits modulo a count of at most millions: a skew below 1e-12 that no claim rests on.
+        64 bits modulo a count of at most millions are skewed by less than 1e-12; no claim depends
+        on that.
         """
         if not (count := self.batches_per_label[label]):
             return
@@ -106,10 +108,10 @@ class HashPartition(Batches):
 class PoissonBatches(Batches):
     """Lets each unit join each batch of its label with the label's public probability.
 
-    Claim: given who joined which other batches, and whatever the other units are, a unit joins a
-    batch with just this probability. The coins come from a keyed pseudorandom function of the
-    unit's place in the data, never of its content: copies of a text have coins of their own. Who is
-    in a batch is secret, and so is the key.
+    Claim: a unit joins each batch with exactly this probability, independently of the other units
+    and of the other batches. The coins come from a keyed pseudorandom function of the unit's place
+    in the data, never of its content: copies of a text have coins of their own. The members of a
+    batch are secret, and so is the key.
     Proof: docs/privacy.md, section 2.8.
 
     >>> batches = PoissonBatches.expected(1000, {"a": 0.5, "b": 0.5}, batch_size=50, batches=20)
@@ -126,10 +128,10 @@ class PoissonBatches(Batches):
     def expected(
         public_size: int, proportions: Mapping[str, float], batch_size: int, batches: int
     ) -> PoissonBatches:
-        """Divide `batches` among the labels by their proportions, at least one for a label with a
-        share, and expect `batch_size` of `public_size` records in each, or all of a label that has
-        fewer. A rare label (`common_shares`), which would price the whole run, has the largest
-        probability of the common ones.
+        """Divide `batches` among the labels by their proportions, at least one for each label with
+        a share. A batch is expected to have `batch_size` records, or all of its label if there are
+        fewer. The probability of a rare label is capped at the largest of the common labels
+        (`common_shares`): otherwise it would determine the cost of the whole run.
         """
         common = common_shares(proportions)
 
@@ -147,12 +149,12 @@ class PoissonBatches(Batches):
         )
 
     def dp_event(self, draw: ExponentialMechanism, draws: int, records_per_unit: int) -> Event:
-        """Return the cost of all batches, in each of which `draws` tokens are drawn. `draw` is that
-        of a unit whose rows, `records_per_unit` at most, are all of one label.
+        """Return the event of all batches, with `draws` tokens each. `draw` is the event of one
+        token for a unit that has all its k = `records_per_unit` rows in the batch.
 
-        A unit of one row meets the batches of one label: the labels' batches compose in parallel.
-        A unit of k rows may meet those of m labels, with at most k - m + 1 rows in each: all of
-        them are charged at the largest probability and number of batches of a label.
+        A unit of one row joins batches of one label only: the labels compose in parallel. A unit of
+        k rows may join batches of m labels, with at most k - m + 1 rows in each label. Every label
+        then counts with the largest probability and the largest number of batches of any label.
         """
         probabilities = self.sampling_probabilities
         counts = {label: count for label, count in self.batches_per_label.items() if count}
@@ -176,8 +178,8 @@ class PoissonBatches(Batches):
             for labels in range(1, min(records_per_unit, len(counts)) + 1)
         )
 
-    def joined(self, key: str, label: str, place: str) -> Iterator[str]:
-        """Yield the batches that the unit at `place` joins; the same for the same secret `key`.
+    def joined(self, secret_key: str, label: str, place: str) -> Iterator[str]:
+        """Yield the batches that the unit at `place` joins; the same ones for the same key.
 
         The gaps between them are geometric, by inversion in float64 with uniforms of 53 bits.
         """
@@ -187,11 +189,11 @@ class PoissonBatches(Batches):
         if q == 1.0:
             yield from (self.batch_id(label, number) for number in range(count))
             return
-        rng = generator(named_key(key, "batches", label, place))
+        rng = generator(named_key(secret_key, "batches", label, place))
         last = -1
         while last < count:
             gaps = 1.0 + np.floor(np.log1p(-rng.random(64)) / np.log1p(-q))
-            # As floats, because a gap may exceed every integer type; a sum beyond `count` ends.
+            # Floats, because a gap may exceed every integer type.
             for number in last + np.cumsum(gaps):
                 last = int(min(number, count))
                 if last < count:

@@ -1,12 +1,12 @@
 """Exact integer noise for integer counts, by the samplers of `opendp`.
 
 The samplers are those of Canonne, Kamath and Steinke (2020), in integer arithmetic on the exact
-rational value of the scale. The bits come from OpenSSL's cryptographic generator inside `opendp`,
-which the operating system seeds, anew after a fork.
+rational value of the scale. The bits come from OpenSSL's cryptographic generator inside `opendp`.
+The operating system seeds it, and seeds it anew after a fork.
 
-`opendp` adds in big integers and then cuts the sum to int64, which is post-processing: an extreme
-count raises no error that would reveal it. A scale above `MAX_SCALE`, at which noise alone would be
-cut, is refused.
+`opendp` adds in big integers and then clips the sum to int64, which is post-processing: an extreme
+count raises no error that would reveal it. A scale above `MAX_SCALE` is refused, because the noise
+itself would be clipped.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def discrete_laplace(counts_N: npt.NDArray[np.integer], scale: float) -> Counts:
     """
     scale, dp = checked_scale(scale), _opendp()
     space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l1_distance(T=dp.i64)
-    return _release(dp.m.make_laplace(*space, scale=scale), counts_N)
+    return _noisy(dp.m.make_laplace(*space, scale=scale), counts_N)
 
 
 def discrete_gaussian(counts_N: npt.NDArray[np.integer], sigma: float) -> Counts:
     """Return `counts_N` plus independent noise of mass proportional to exp(-x^2 / (2 sigma^2)),
-    int64.
+    int64; `sigma` is a standard deviation.
 
     Carries no guarantee by itself: with an L2 sensitivity of k it is (k/sigma)^2/2-zCDP, see
     `dpray.accounting.events.DiscreteGaussian`. Errors are those of `discrete_laplace`.
@@ -58,7 +58,7 @@ def discrete_gaussian(counts_N: npt.NDArray[np.integer], sigma: float) -> Counts
     """
     sigma, dp = checked_scale(sigma, "sigma"), _opendp()
     space = dp.vector_domain(dp.atom_domain(T=dp.i64)), dp.l2_distance(T=dp.f64)
-    return _release(dp.m.make_gaussian(*space, scale=sigma), counts_N)
+    return _noisy(dp.m.make_gaussian(*space, scale=sigma), counts_N)
 
 
 @functools.cache
@@ -72,8 +72,8 @@ def _opendp() -> Any:
 
 
 def laplace_scale(sensitivity: float, epsilon: float, *, count: int = 1) -> float:
-    """Return the scale of Laplace noise at which `count` mechanisms of this L1 sensitivity cost
-    `epsilon` together: count * sensitivity / epsilon, rounded so that they never cost more.
+    """Return the Laplace scale at which `count` mechanisms of this L1 sensitivity cost `epsilon`
+    together: count * sensitivity / epsilon, rounded so that they never cost more.
 
     >>> laplace_scale(1, 0.5, count=10)
     20.0
@@ -85,15 +85,15 @@ def laplace_scale(sensitivity: float, epsilon: float, *, count: int = 1) -> floa
 
 
 def checked_scale(scale: float, name: str = "scale") -> float:
-    """Return a scale that can be drawn with. Raises ValueError for any other: a mechanism that is
-    made with it costs nothing, and one that draws with it is charged already."""
+    """Return the scale as a float. Raises ValueError if no noise can be drawn with it. A mechanism
+    checks its scale when it is made, before anything is charged."""
     real = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
     if not real or not math.isfinite(scale) or not 0 < scale <= MAX_SCALE:
         raise ValueError(f"{name} must be a number over 0 and at most 2^52, got {scale!r}")
     return float(scale)
 
 
-def _release(measurement: Any, counts_N: npt.NDArray[np.integer]) -> Counts:
+def _noisy(measurement: Any, counts_N: npt.NDArray[np.integer]) -> Counts:
     counts_N = np.asarray(counts_N)
     if counts_N.ndim != 1:
         raise ValueError(f"counts have the shape (N,), got {counts_N.ndim} dimensions")

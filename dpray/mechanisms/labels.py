@@ -1,5 +1,5 @@
-"""The labels' proportions: measured with noise if they are not public, and what is divided by
-them."""
+"""A noisy histogram measures label proportions that are not public; records are divided by the
+proportions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dpray.mechanisms.discrete_noise import (
 K = TypeVar("K", bound=Hashable)
 
 RARE = 0.25
-"""A label is rare if its share is below this part of an equal one."""
+"""A label is rare if its share is below this fraction of an equal share."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class LabelHistogram:
     """Counts records per label, with discrete Laplace noise on every count.
 
     Guarantee: add or remove one unit, of at most k = `records_per_unit` records. A record adds one
-    to one count: L1 sensitivity k. Noise of scale k/epsilon is on every label of the public set,
-    the absent ones too: `epsilon`-DP, once.
+    to one count: L1 sensitivity k. Every label of the public set gets noise of Laplace scale
+    k/epsilon, absent ones too. One call is `epsilon`-DP.
     Proof: docs/privacy.md, section 1.5.
 
     Raises ValueError for an empty label set, a label named twice, or a bad epsilon or unit size.
@@ -60,7 +60,7 @@ class LabelHistogram:
 
     @property
     def scale(self) -> float:
-        """Return k/epsilon, rounded so that k/scale is never over epsilon."""
+        """Return the Laplace scale k/epsilon, rounded so that k/scale is never over epsilon."""
         return laplace_scale(self.records_per_unit, self.epsilon)
 
     @property
@@ -95,8 +95,8 @@ class LabelHistogram:
 
 
 def largest_remainder(records: int, proportions: Mapping[K, float]) -> dict[K, int]:
-    """Split `records` by public proportions that sum to 1: rounded down, and what is left over one
-    each to the largest remainders, ties in the order of `proportions`. The sum is exact.
+    """Split `records` by public proportions that sum to 1. The shares are rounded down; the records
+    left over go, one each, to the largest remainders, ties in the order of `proportions`.
 
     >>> largest_remainder(10, {"a": 0.55, "b": 0.27, "c": 0.18})
     {'a': 5, 'b': 3, 'c': 2}

@@ -1,8 +1,8 @@
 """Every draw of floating-point noise comes from a generator of this module.
 
 A generator is ChaCha20 keyed with 256 bits of the operating system's entropy. The key is explicit:
-ranks that must draw the same token are handed the same key, and nothing depends on a global
-generator. A key is used for one purpose once; a run that is repeated draws with a new one.
+ranks that must draw the same token get the same key, and nothing depends on a global generator. A
+key is used for one purpose once; a repeated mechanism draws with a new key.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def new_salt() -> str:
 
 
 class SecretKey(str):
-    """A key that no repr shows: functions that are sent to workers hold it, and Ray writes the
-    beginning of their reprs to its logs."""
+    """A key that `repr` hides. Functions that are sent to workers hold it, and Ray logs the
+    beginning of their reprs."""
 
     def __repr__(self) -> str:
         return "SecretKey(...)"
@@ -52,11 +52,11 @@ def generator(key: str) -> np.random.Generator:
 
 
 def named_key(secret_or_salt: str, *names: str) -> str:
-    """Return a key that is the same for the same hexadecimal digits and names: BLAKE2b, a keyed
+    """Derive a key from a secret or a salt (hexadecimal digits) and names, by BLAKE2b as a keyed
     pseudorandom function.
 
-    With a public salt it is for PUBLIC randomness (draws from what is released, prompts), and never
-    for noise. With a secret `new_key()` it is as secret.
+    A key from a public salt is for PUBLIC randomness (prompts, draws from noisy outputs), and never
+    for noise. A key from a secret `new_key()` is as secret as that.
 
     >>> named_key("5a", "prompt", "1") == named_key("5a", "prompt", "1")
     True

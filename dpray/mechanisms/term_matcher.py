@@ -9,8 +9,8 @@ from itertools import islice
 
 import ahocorasick
 
-# A word is letters, digits, underscores, joiners, and marks, which Python's \\w leaves out and many
-# scripts write their vowels with. Any other sign that is no space is a word by itself.
+# A word consists of letters, digits, underscores, joiners and marks. Python's \\w leaves out marks,
+# with which many scripts write their vowels. Any other character but a space is a word by itself.
 _MARKS = "".join(
     sign for sign in map(chr, range(0x300, 0x10000)) if unicodedata.category(sign)[0] == "M"
 )
@@ -20,13 +20,13 @@ _WORDS = re.compile(rf"[\w\u200c\u200d{_MARKS}]+|\S")
 class TermMatcher:
     """Finds the terms of a public list in texts, whole words only.
 
-    Case is folded, canonically equal Unicode is equal, and any white space between two words is as
-    good as any other. A match begins and ends where a word does; of the matches that begin first
-    the longest wins, and matches do not overlap. A term's id is its position in `terms`; of terms
-    that are equal after folding the first one counts. It pickles as its list of terms.
+    Case is folded, canonically equal Unicode is equal, and any white space separates words alike. A
+    match begins and ends at the edges of words. The first match wins, of matches with the same
+    beginning the longest, and matches do not overlap. A term's id is its position in `terms`; of
+    terms that are equal after folding, the first counts. A matcher pickles as its list of terms.
 
-    The automaton (Aho and Corasick 1975) runs over texts in which every word is wrapped in spaces,
-    so that a hit can only begin and end at a word's edge.
+    The automaton (Aho and Corasick 1975) runs over texts with every word wrapped in spaces, so that
+    a hit can only begin and end at the edge of a word.
 
     >>> matcher = TermMatcher(["stock", "stock market", "market"])
     >>> list(matcher.matches("The Stock Market: a market for stocks."))
@@ -37,9 +37,9 @@ class TermMatcher:
         self.terms = tuple(terms)
         self._automaton = ahocorasick.Automaton()
         for term_id, term in enumerate(self.terms):
-            key = wrapped_words(term)
-            if key and key not in self._automaton:
-                self._automaton.add_word(key, (len(key), term_id))
+            words = wrapped_words(term)
+            if words and words not in self._automaton:
+                self._automaton.add_word(words, (len(words), term_id))
         self._automaton.make_automaton()
 
     def __reduce__(self) -> tuple[type[TermMatcher], tuple[tuple[str, ...]]]:
@@ -47,7 +47,7 @@ class TermMatcher:
 
     def matches(self, text: str) -> Iterator[int]:
         """Yield the ids of the terms in the text, in order of appearance, with repeats."""
-        # The automaton finds hits by their end; here they come by their start, long ones first.
+        # The automaton yields hits by their end: sort them by their start, long ones first.
         found = self._automaton.iter(wrapped_words(text)) if len(self._automaton) else ()
         free_from = -1
         for start, minus_length, term_id in sorted((e - n, -n, term) for e, (n, term) in found):

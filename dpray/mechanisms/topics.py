@@ -1,4 +1,4 @@
-"""Topics are clusters of embeddings, named by their words.
+"""Topics are clusters of embeddings, named by words of their texts.
 
 Shapes: N texts, T topics, D dimensions of an embedding, V words.
 """
@@ -24,8 +24,8 @@ Numbers = npt.NDArray[np.integer]
 
 
 def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Numbers, Vectors]:
-    """Make `most` clusters by k-means with a fixed seed, or fewer if fewer vectors differ.
-    Return each vector's cluster, shape (N,), and the clusters' means, shape (T, D)."""
+    """Cluster the vectors by k-means with a fixed seed, into `most` clusters, or as many as there
+    are different vectors. Return each vector's cluster, shape (N,), and the means, shape (T, D)."""
     different: set[bytes] = set()
     for vector in vectors_ND:
         different.add(vector.tobytes())
@@ -36,8 +36,8 @@ def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Numbers, Vectors]:
 
 
 def words_of() -> Callable[[str], list[str]]:
-    """Return the function that finds a text's words, in lower case: each begins with a letter, is
-    at least two characters long and is no English stop word."""
+    """Return the function that splits a text into words, in lower case: each begins with a letter,
+    has at least two characters and is no English stop word."""
     found: Callable[[str], list[str]] = _counter(1).build_analyzer()
     return found
 

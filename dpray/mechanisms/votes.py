@@ -1,12 +1,12 @@
 """Private records vote for their nearest synthetic texts (Xie et al. 2024, step 3). Any public
-vectors may stand in the place of texts, such as the centroids of topics.
+vectors may take the place of texts, such as the centroids of topics.
 
-The vote of a record has to depend on that record and the synthetic texts alone. A float32 search
-does not ensure that by itself: how a matrix product rounds depends on how many rows it has, so that
-one more record could flip a near-tie of ANOTHER record, and one unit would move more counts than is
-charged. So float32 decides only where its rounding cannot matter, and near-ties are settled in
-exact arithmetic: embeddings lie on a grid of 2^-24, where every squared distance is an integer
-below 2^53 that float64 holds exactly, in whatever order it is summed.
+A record's vote must depend on that record and the synthetic texts alone. A float32 search does not
+ensure that: the rounding of a matrix product depends on its number of rows. One more record could
+flip a near-tie of ANOTHER record, and a unit would move more counts than is charged. So float32
+decides only if rounding cannot matter, and near-ties are settled in exact arithmetic: embeddings
+lie on a grid of 2^-24, and each squared distance is an integer below 2^53, which float64 holds
+exactly, in any order of summation.
 
 Shapes: M private records, N synthetic texts, D dimensions of an embedding.
 """
@@ -29,14 +29,14 @@ CELLS, EXACT_CELLS = 2**24, 2**22
 FLOAT32_UNIT = 2.0**-24
 
 NOISE_MULTIPLIERS = (1e-3, 1e7)
-"""A noise multiplier that epsilon is to determine lies within these."""
+"""The range of noise multipliers: standard deviations over the sensitivity."""
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class VoteHistogram:
-    """One vote: discrete Gaussian noise of deviation `sigma` on every count.
+    """One vote: discrete Gaussian noise of standard deviation `noise_std` on every count.
 
     Guarantee: add or remove one unit. In an iteration each record votes for one text, which depends
     on that record and the public population alone (`count_votes`). A unit casts at most k =
@@ -45,10 +45,10 @@ class VoteHistogram:
     depends on the iterations before (adaptive composition). Proof: docs/privacy.md, sections 3.2
     and 3.3.
 
-    Raises ValueError unless sigma is positive and finite: a run without noise is not private and
-    does not come through here.
+    Raises ValueError unless `noise_std` is positive and finite: a run without noise does not use
+    this mechanism.
 
-    >>> vote = VoteHistogram(sigma=4.0)
+    >>> vote = VoteHistogram(noise_std=4.0)
     >>> private = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=np.float32)
     >>> exact = count_votes(private, np.eye(2, dtype=np.float32))  # private
     >>> exact
@@ -58,7 +58,7 @@ class VoteHistogram:
     DiscreteGaussian(sigma=4.0, sensitivity=1)
     """
 
-    sigma: float
+    noise_std: float
     records_per_unit: int = 1
 
     def __post_init__(self) -> None:
@@ -67,12 +67,17 @@ class VoteHistogram:
     @property
     def dp_event(self) -> DiscreteGaussian:
         """Return the cost of one iteration."""
-        return DiscreteGaussian(self.sigma, self.records_per_unit)
+        return DiscreteGaussian(self.noise_std, self.records_per_unit)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Return the standard deviation of the noise over the sensitivity."""
+        return self.noise_std / self.records_per_unit
 
     def __call__(self, exact_N: npt.NDArray[np.integer]) -> Counts:
-        """Return the released votes, shape (N,), from the exact ones of all private records; they
-        may be negative."""
-        return discrete_gaussian(exact_N, self.sigma)
+        """Add the noise to the exact votes of all private records, once. Returns votes that may be
+        released, shape (N,), some of them perhaps negative."""
+        return discrete_gaussian(exact_N, self.noise_std)
 
 
 def count_votes(
@@ -80,9 +85,9 @@ def count_votes(
 ) -> Counts:
     """Count the private records that are nearest, in L2, to each synthetic text, shape (N,).
 
-    Private, not for release. Embeddings are rounded to multiples of 2^-24; among equally near texts
-    the lowest index gets the vote, and so does the first of duplicates. Votes of shards of the
-    records add up to the votes of all. Memory grows with N, and with M not at all.
+    Private, not for release. Embeddings are rounded to multiples of 2^-24. Of equally near texts,
+    duplicates included, the first gets the vote. The votes of shards add up to the votes of all
+    records. Memory grows with N, not with M.
     Proof: docs/privacy.md, section 3.1.
 
     Raises ValueError for an empty synthetic set, shapes that do not match, and vectors that are not
@@ -134,8 +139,8 @@ class _NearestText:
         return self.index_U[nearest_B]
 
     def _in_float32(self, rows_BD: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], Array]:
-        """Return the nearest text in float32, and by how much the next one's squared distance is
-        larger."""
+        """Return the nearest text in float32, and the gap between its squared distance and the
+        second nearest text's."""
         order_BU = rows_BD @ self.rows_UD.T
         order_BU *= -2
         order_BU += self.rounded_squares_U
@@ -146,9 +151,8 @@ class _NearestText:
 
     def _largest_rounding_gap(self, rows_BD: npt.NDArray[np.float32]) -> Array:
         """Return the largest gap between two float32 squared distances that rounding alone can
-        make, shape (B,): each is off by at most gamma (|x| + |y|)^2 in whatever order it is
-        summed, gamma = n u / (1 - n u) for n roundings (Higham 2002,
-        3.1)."""
+        make, shape (B,). In any order of summation, each distance is off by at most
+        gamma (|x| + |y|)^2, with gamma = n u / (1 - n u) for n roundings (Higham 2002, 3.1)."""
         roundings = (rows_BD.shape[1] + 4) * FLOAT32_UNIT
         gamma = roundings / (1 - roundings)
         gaps_B: Array = 2 * gamma * (_norms(rows_BD) + self.largest_norm) ** 2

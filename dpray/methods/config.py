@@ -1,4 +1,4 @@
-"""The configuration of a run, with the settings of every method, and how it is read."""
+"""The configuration of a run with the settings of every method, and functions that read it."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from dpray.methods.topics.settings import TopicsSettings
 
 
 class AutoSettings(MethodSettings):
-    """The keys of `method` while the method is not chosen yet: `dpray plan` compares them all."""
+    """The keys of `method` for the name auto, with which `dpray plan` compares all methods."""
 
     name: Literal["auto"]
     engines: ClassVar[frozenset[str]] = MethodSettings.engines | {"none"}
     records: Count = Field(1000, description="synthetic records that are wanted")
     private_prediction: dict[str, Any] = Field(
-        {}, description="keys of private prediction that are not free"
+        {}, description="keys of private prediction to keep fixed"
     )
-    aug_pe: dict[str, Any] = Field({}, description="keys of Aug-PE that are not free")
+    aug_pe: dict[str, Any] = Field({}, description="keys of Aug-PE to keep fixed")
     dp_kps: dict[str, Any] = Field(
-        {}, description="keys of DP-KPS that are not free: its vocabulary has to be here"
+        {}, description="keys of DP-KPS to keep fixed; its vocabulary is needed here"
     )
-    dp_sgd: dict[str, Any] = Field({}, description="keys of DP-SGD that are not free")
+    dp_sgd: dict[str, Any] = Field({}, description="keys of DP-SGD to keep fixed")
 
 
 First = Annotated[DpKpsSettings | TopicsSettings, Field(discriminator="name")]
-"""The first method releases sequences of terms."""
+"""The first method makes sequences of terms."""
 
 Second = Annotated[
     PrivatePredictionSettings | AugPeSettings | DpSgdSettings, Field(discriminator="name")
@@ -78,7 +78,7 @@ class ChainSettings(MethodSettings):
 
     @property
     def links(self) -> tuple[str, str]:
-        """Return the names of the two parts of the run."""
+        """Return the names of the two links."""
         first, second = self.methods
         return f"1-{first.name}", f"2-{second.name}"
 
@@ -97,7 +97,7 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _methods_are_a_chain(cls, values: Any) -> Any:
-        """Read `methods: [...]`, which is short for a `method` of the name chain."""
+        """Read `methods: [...]`, which is short for a `method` with the name chain."""
         if not isinstance(values, dict) or "methods" not in values:
             return values
         if "method" in values:
@@ -125,5 +125,5 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def parse_config(values: Any) -> RunConfig:
-    """Make a configuration of a plain tree. Raises InputError that names the first wrong key."""
+    """Make a configuration from a plain tree. Raises InputError that names the first wrong key."""
     return parse(RunConfig, values)

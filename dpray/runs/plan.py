@@ -228,8 +228,8 @@ def _mechanism(event: Event, count: int, delta: float) -> dict[str, Any]:
     }
 
 
-def affordable(plan: P, noise_multiplier: float) -> P:
-    """Return the plan itself. Raises InputError if this noise costs more than `privacy.epsilon`."""
+def within_epsilon(plan: P, noise_multiplier: float) -> P:
+    """Return the plan itself. Raises InputError if it costs more than `privacy.epsilon`."""
     asked = plan.config.privacy.epsilon
     if not plan.config.not_private and plan.cost.epsilon > asked:
         raise InputError(
@@ -262,16 +262,16 @@ def with_spent(config: Config, event: Event) -> Event:
     return event if before is None else Composed((before, event))
 
 
-def resolved_noise(
+def resolved_noise_multiplier(
     config: Config,
     given: float | None,
     event: Callable[[float], Event],
     bracket: tuple[float, float],
 ) -> float | None:
-    """Return the given noise multiplier, or the least one within `bracket` at which `event` and
-    what is spent before it cost `privacy.epsilon` at most; None in a run that is not private.
-    Raises InputError for one outside `bracket`, whose cost may be beyond floating point or
-    memory."""
+    """Return the given noise multiplier (standard deviation over the sensitivity), or the least one
+    at which `event`, with what is spent before it, costs at most `privacy.epsilon`; None in a run
+    that is not private. Raises InputError for one outside `bracket`: its cost may be beyond
+    floating point or memory."""
     privacy = config.privacy
     if config.not_private:
         if given is not None:

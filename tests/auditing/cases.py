@@ -122,7 +122,7 @@ def noise_of_one_record() -> AbstractContextManager[Any]:
     noisy = VoteHistogram.__call__
 
     def less(self: VoteHistogram, counts: Any) -> Any:
-        return noisy(replace(self, sigma=self.sigma / self.records_per_unit), counts)
+        return noisy(replace(self, noise_std=self.noise_multiplier), counts)
 
     return patch.object(VoteHistogram, "__call__", less)
 

@@ -1,11 +1,11 @@
 """Aug-PE (Xie et al. 2024, Algorithm 1) and the original PE, for texts.
 
-The paper's symbols: n_syn `records`, T `iterations`, L `variations`, K `lookahead`, sigma the
-noise of `votes`, S the population, S' (`kept`) the texts that are selected from it, Phi the
-embedder, x a text, w the words asked for.
+The paper's symbols: n_syn `records`, T `iterations`, L `variations`, K `lookahead`, sigma
+`votes.noise_std`, S the population, S' (`kept`) the texts selected from it, Phi the embedder, x a
+text, w the number of words asked for.
 
-Private records are touched in one place, `dp_nn_histogram`. All else is public: what goes into it,
-what follows from its noisy answer, and the prompts, which show synthetic texts only.
+Private records are touched in one place, `dp_nn_histogram`. Its inputs are public, and all else
+follows from its noisy answers; prompts show synthetic texts only.
 
 Shapes: N texts of a label's population, D dimensions of an embedding.
 """
@@ -45,8 +45,7 @@ Embed = Callable[[Sequence[str]], Embeddings]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after an iteration's vote, as plain JSON values. `votes` are the noisy
-    ones."""
+    """The state of a run after an iteration's vote, in plain JSON values. `votes` are noisy."""
 
     iteration: int
     population: Population = field(repr=False)
@@ -59,15 +58,15 @@ class Checkpoint:
 
 
 Histogram = Callable[[int, Population, Mapping[str, Embeddings]], Checkpoint]
-"""DP_NN_HISTOGRAM: `(t, S, embeddings_ND of each label)` to the checkpoint of iteration t.
+"""DP_NN_HISTOGRAM takes t, S and each label's embeddings_ND. It returns the checkpoint of iteration
+t: S with its noisy votes.
 
-It adds the noise of `AugPe.votes` once, and keeps the checkpoint durably before it returns it. It
-never counts an iteration that has a checkpoint a second time."""
+It draws the noise once and stores the checkpoint durably before it returns it. If iteration t has a
+checkpoint already, it returns that one and holds no second vote."""
 
 
 def words(settings: AugPeSettings, x: str, rng: np.random.Generator) -> int | None:
-    """Return w = max(words(x) + N(0, (p * word_var)^2), min_words), or None if no number of words
-    is asked for."""
+    """Return w = max(words(x) + N(0, (p * word_var)^2), min_words), or None if `word_var` is."""
     if settings.word_var is None:
         return None
     std = settings.mask_probability * settings.word_var
@@ -83,7 +82,7 @@ def sampling(settings: AugPeSettings, w: int | None, stop: tuple[str, ...]) -> S
 
 
 def masked(settings: AugPeSettings, x: str, rng: np.random.Generator) -> str:
-    """Return x with each of its words and marks written as a blank with probability p."""
+    """Replace each word and punctuation mark of x by a blank with probability p."""
     p = settings.mask_probability
     return _TOKEN.sub(lambda token: "_" if rng.random() < p else token.group(), x)
 
@@ -93,8 +92,8 @@ _TOKEN = re.compile(r"[\w'’-]+|[^\w\s]+")
 
 @dataclass(frozen=True)
 class _Call:
-    """One text to ask for: a variation of its `parent`, or a random one without. `name` identifies
-    it for the whole run."""
+    """A request for a variation of `parent`, or for a random text if there is no parent. `name` is
+    unique in the run."""
 
     name: str
     label: str
@@ -114,12 +113,13 @@ def _calls(
 
 @dataclass(frozen=True)
 class AugPe:
-    """The frozen plan of a run; it is public. `records` is n_syn of each label.
+    """The public parameters of a run, and its cost. `records` is n_syn of each label. A run without
+    noise has no `votes`: it is not private and has no event.
 
     Guarantee: add or remove one unit. A record votes in its own label only, so an iteration is ONE
-    application of `votes`, over the counts of all labels together, and a run costs `dp_event`: T of
-    them, each on a population that depends on the noisy votes before. All else is post-processing.
-    A run without noise has None for `votes`: it is not private and has no event.
+    application of `votes`, over the counts of all labels together. A run costs `dp_event`: T
+    applications, each on a population that depends on the noisy votes before. All else is
+    post-processing.
     Proof: docs/privacy.md, section 3.4.
     """
 
@@ -154,8 +154,8 @@ class AugPe:
         return sum(self.calls_by_purpose.values())
 
     def kept(self, checkpoint: Checkpoint, salt: str) -> Population:
-        """Return S' of the checkpoint's iteration, n_syn texts of each label; after the last
-        iteration it is the run's output."""
+        """Return S' of the checkpoint's iteration, n_syn texts of each label. S' of the last
+        iteration is the run's output."""
         kept: Population = {}
         for label, texts in checkpoint.population.items():
             name = named_key(salt, f"select-{checkpoint.iteration}-{label}")
@@ -169,9 +169,8 @@ class AugPe:
 
 
 def select_by_rank(noisy_N: Counts, n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return the indices of the n most voted texts, n <= N, best first (Aug-PE). Counts are cut at
-    the paper's threshold H = 0. Ties are broken at random: the order of the population says nothing
-    about its texts."""
+    """Return the indices of the n most voted texts, n <= N, best first (Aug-PE). Counts below the
+    paper's threshold H = 0 become 0. Ties are broken at random."""
     shuffled = rng.permutation(len(noisy_N))
     order = np.argsort(-np.maximum(noisy_N, 0)[shuffled], kind="stable")
     return shuffled[order[:n]]
@@ -180,8 +179,8 @@ def select_by_rank(noisy_N: Counts, n: int, rng: np.random.Generator) -> npt.NDA
 def select_by_probability(
     noisy_N: Counts, n: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """Draw n indices with replacement in proportion to the counts cut at 0 (original PE), uniformly
-    if no count is above 0."""
+    """Draw n indices with replacement in proportion to the positive counts (original PE), or
+    uniformly if no count is above 0."""
     weights_N = np.maximum(noisy_N, 0).astype(np.float64)
     if not weights_N.any():
         weights_N[:] = 1.0
@@ -190,13 +189,13 @@ def select_by_probability(
 
 @dataclass(frozen=True)
 class AugPeRun:
-    """A run of a plan: `ask` is the language model, `embed` is Phi.
+    """A run of Algorithm 1: `ask` is the language model, `embed` is Phi.
 
     All random choices depend on names and on `salt` (`new_salt`), which is public and fixed for a
-    run, so that a run goes on from a checkpoint as if it had not stopped.
+    run. So a run continues from a checkpoint as if it had not stopped.
     """
 
-    plan: AugPe
+    method: AugPe
     prompts: VariationPrompts
     ask: Ask
     embed: Embed
@@ -209,31 +208,31 @@ class AugPeRun:
         if the model gave no text for a label."""
         done, kept = 0, Population()
         if checkpoint is not None:
-            done, kept = checkpoint.iteration, self.plan.kept(checkpoint, self.salt)
-        for t in range(done + 1, self.plan.settings.iterations + 1):
+            done, kept = checkpoint.iteration, self.method.kept(checkpoint, self.salt)
+        for t in range(done + 1, self.method.settings.iterations + 1):
             S = self.random_api() if t == 1 else self.variation_api(t, kept)
             phi = self.embeddings(t, S)
             self.progress(t, "votes", sum(map(len, S.values())))
-            kept = self.plan.kept(self.dp_nn_histogram(t, S, phi), self.salt)
+            kept = self.method.kept(self.dp_nn_histogram(t, S, phi), self.salt)
         return kept
 
     def random_api(self) -> Population:
         """Return L * n_syn random texts of each label."""
-        L = self.plan.settings.variations
-        requests = {label: [None] * (n_syn * L) for label, n_syn in self.plan.records.items()}
+        L = self.method.settings.variations
+        requests = {label: [None] * (n_syn * L) for label, n_syn in self.method.records.items()}
         return self.population(1, "random texts", _calls("random", 1, requests, 1), {})
 
     def variation_api(self, t: int, kept: Population) -> Population:
-        """Return the kept texts and L - 1 variations of each; for L = 1 (the original PE) one
-        variation in the place of each."""
-        L = self.plan.settings.variations
+        """Return the kept texts and L - 1 variations of each. With L = 1 (the original PE), one
+        variation replaces each text."""
+        L = self.method.settings.variations
         calls = _calls("variation", t, kept, max(L - 1, 1))
         return self.population(t, "variations", calls, kept if L > 1 else {})
 
     def embeddings(self, t: int, S: Population) -> dict[str, Embeddings]:
-        """Return each label's embeddings_ND: the mean over K variations of each text, or its own if
-        K = 0 or none was answered. As in PE, the mean is not renormalised."""
-        K = self.plan.settings.lookahead
+        """Return each label's embeddings_ND: for each text the mean embedding of K variations, or
+        its own embedding if there is no variation. As in PE, the mean is not renormalised."""
+        K = self.method.settings.lookahead
         answers = self.answers(t, "lookahead", _calls("lookahead", t, S, K))
         texts = [x for of_label in S.values() for x in of_label]
         looked_at = [
@@ -252,7 +251,7 @@ class AugPeRun:
         self, t: int, doing: Doing, calls: Sequence[_Call], kept: Population
     ) -> Population:
         """Return the kept texts and the answers that are not empty, by label."""
-        S = {label: list(kept.get(label, [])) for label, n in self.plan.records.items() if n}
+        S = {label: list(kept.get(label, [])) for label, n in self.method.records.items() if n}
         for call, text in zip(calls, self.answers(t, doing, calls), strict=True):
             if text:
                 S[call.label].append(text)
@@ -265,21 +264,21 @@ class AugPeRun:
         return S
 
     def answers(self, t: int, doing: Doing, calls: Sequence[_Call]) -> list[str]:
-        """Return texts in the order of the calls. An empty or refused one is asked for up to
-        `max_retries` times more, with new random choices; then it is ""."""
+        """Return texts in the order of the calls. After an empty or refused answer, the call is
+        repeated up to `max_retries` times, with new random choices; then the text is ""."""
         return answered(
             self.ask,
-            lambda number, attempt: self.request(calls[number], attempt),
+            lambda number, retry: self.request(calls[number], retry),
             len(calls),
-            self.plan.settings.max_retries,
+            self.method.settings.max_retries,
             self.prompts.template.refused,
             lambda texts: self.progress(t, doing, texts),
         )
 
-    def request(self, call: _Call, attempt: int) -> Request:
-        request_id = f"{call.name}/{attempt}"
+    def request(self, call: _Call, retry: int) -> Request:
+        request_id = f"{call.name}/{retry}"
         rng = generator(named_key(self.salt, request_id))
-        settings, stop = self.plan.settings, self.prompts.template.stop
+        settings, stop = self.method.settings, self.prompts.template.stop
         if call.parent is None:
             prompt = self.prompts.random(call.label, rng)
             return Request(request_id, prompt, sampling(settings, None, stop))
@@ -290,5 +289,5 @@ class AugPeRun:
         return Request(request_id, prompt, sampling(settings, w, stop))
 
     def progress(self, t: int, doing: Doing, texts: int) -> None:
-        T = self.plan.settings.iterations
+        T = self.method.settings.iterations
         self.on_progress(Progress(f"iteration {t} of {T}: {doing}", t - 1, T, f"{texts} texts"))

@@ -17,14 +17,21 @@ from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.runs.plan import Choice, Plan, Signal, affordable, first_enough, resolved_noise
+from dpray.runs.plan import (
+    Choice,
+    Plan,
+    Signal,
+    first_enough,
+    resolved_noise_multiplier,
+    within_epsilon,
+)
 
 ITERATIONS = (10, 8, 6, 5, 4, 3, 2, 1)
 VARIATIONS = (7, 4, 2)
 
 VOTES = 1.0
-"""Enough votes of an average text, in standard deviations of their noise: below it, the noise
-chooses most winners."""
+"""The signal that is enough: the votes of an average text, in standard deviations of the noise.
+Below it, noise chooses most winners."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,7 @@ class AugPePlan(Plan):
 
     @property
     def noise_multiplier(self) -> float:
-        """Return sigma over the votes' sensitivity; 0 for a run without noise."""
-        return 0.0 if self.votes is None else self.votes.sigma / self.votes.records_per_unit
+        return 0.0 if self.votes is None else self.votes.noise_multiplier
 
     def method_summary(self) -> dict[str, Any]:
         settings = self.settings
@@ -94,32 +100,34 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
     prompts = prompts_of(config, settings)
 
     def votes(z: float) -> VoteHistogram:
+        """Return the mechanism with noise multiplier z."""
         return VoteHistogram(z * k, k)
 
     def event(z: float) -> Event:
         return SelfComposed(votes(z).dp_event, settings.iterations)
 
-    noise = resolved_noise(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS)
-    if noise is None:
+    z = resolved_noise_multiplier(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS)
+    if z is None:
         return AugPePlan(config, proportions, settings, None, prompts)
-    plan = AugPePlan(config, proportions, settings, votes(noise), prompts)
-    return affordable(plan, noise)
+    plan = AugPePlan(config, proportions, settings, votes(z), prompts)
+    return within_epsilon(plan, z)
 
 
 def prompts_of(config: Config, settings: AugPeSettings) -> VariationPrompts:
-    """Load the template, with the public terms that it shows. Raises InputError for a wrong one."""
+    """Load the template and the public terms that it shows. Raises InputError if one is wrong."""
     prompts = load_variation_prompts(settings.template, settings.variation, config.data.proportions)
     return prompts.showing(read_terms(settings.terms, config.data.label_names, config.data.path))
 
 
 def with_public_files(plan: AugPePlan) -> AugPePlan:
-    """Return the plan with the public files that its settings name, read anew."""
+    """Return the plan after reading the public files of its settings again."""
     return replace(plan, prompts=prompts_of(plan.config, plan.settings))
 
 
 def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
-    """Take the most new variations in all, iterations before variations of one, whose votes stand
-    above their noise; if none do, what comes nearest. Keys that are set stay as they are."""
+    """Choose T and L, if they are not set, for the most new variations in all whose votes stand
+    above their noise; of equal numbers, the one with more iterations. If no votes stand above their
+    noise, choose the strongest signal."""
     given = settings.model_fields_set
     iterations = [settings.iterations] if "iterations" in given else ITERATIONS
     variations = [settings.variations] if "variations" in given else VARIATIONS
@@ -152,8 +160,8 @@ def new_texts(plan: AugPePlan) -> tuple[int, int]:
 
 
 def signal_of(plan: AugPePlan) -> Signal:
-    """Return n / (n_syn L sigma): the votes of a text over their noise."""
+    """Return n / (n_syn L sigma): the votes of a text over the standard deviation of the noise."""
     assert plan.votes is not None
     candidates = plan.settings.records * plan.settings.variations
-    votes = plan.config.data.public_size / (candidates * plan.votes.sigma)
+    votes = plan.config.data.public_size / (candidates * plan.votes.noise_std)
     return Signal(votes, VOTES, "votes a text, n / (n_syn L), over their noise")

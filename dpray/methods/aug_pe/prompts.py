@@ -30,8 +30,10 @@ TEXTS = {
 
 @dataclass(frozen=True)
 class VariationPrompts:
-    """A template; `keywords` maps beginnings of labels to keywords, `sequences` labels to the
-    sequences of terms that the requests for random texts show."""
+    """A template with its styles and keywords, and public sequences of terms.
+
+    keywords: by the beginning of a label. sequences: by label; requests for random texts show them.
+    """
 
     template: Template
     styles: tuple[str, ...] = ()
@@ -39,14 +41,14 @@ class VariationPrompts:
     sequences: Sequences = field(default_factory=dict)
 
     def showing(self, sequences: Sequences) -> VariationPrompts:
-        """Return the template with sequences of terms for its random texts. Raises InputError if
-        it does not show them."""
+        """Return these prompts with sequences of terms for random texts. Raises InputError if the
+        template does not show any."""
         if sequences:
             self.template.check_terms("random")
         return replace(self, sequences=sequences)
 
     def random(self, label: str, rng: np.random.Generator) -> Prompt:
-        """Return the prompt for a text of the label, with one of its keywords and sequences."""
+        """Return the prompt for a random text, with one keyword and one sequence of its label."""
         keyword = _one_of(self.keywords_of(label), rng, "")
         terms = _one_of(self.sequences.get(label, ()), rng, ())
         return self._prompt("random", label=label, keyword=keyword, terms=", ".join(terms))
@@ -54,14 +56,14 @@ class VariationPrompts:
     def variation(
         self, kind: Variation, label: str, text: str, words: int | None, rng: np.random.Generator
     ) -> Prompt:
-        """Return the prompt for a variation of `text` in a random style; of `words` words if it is
-        a number. For "fill_in_the_blanks" the blanks are in `text` already."""
+        """Return the prompt for a variation of `text` in a random style, with `words` words if a
+        number is given. For "fill_in_the_blanks", `text` has its blanks already."""
         style = _one_of(self.styles, rng, "")
         number = "" if words is None else str(words)
         return self._prompt(kind, label=label, text=text, words=number, style=style)
 
     def keywords_of(self, label: str) -> tuple[str, ...]:
-        """Return the keywords of the longest beginning of the label that has some."""
+        """Return the keywords of the longest known beginning of the label."""
         keys = [key for key in self.keywords if label.startswith(key)]
         return self.keywords[max(keys, key=len)] if keys else ()
 
@@ -74,7 +76,7 @@ class VariationPrompts:
 
 
 def _one_of(choices: Sequence[T], rng: np.random.Generator, nothing: T) -> T:
-    """Return one of the choices, each as likely, or `nothing`."""
+    """Draw one of the choices uniformly; return `nothing` if there are none."""
     return choices[int(rng.integers(len(choices)))] if choices else nothing
 
 
@@ -83,8 +85,8 @@ def load_variation_prompts(
     variation: Variation = "paraphrase",
     labels: Iterable[str] = ("",),
 ) -> VariationPrompts:
-    """Load a packaged template by its name, or a YAML file. Raises InputError saying what is wrong
-    with it, also for the public `labels`."""
+    """Load a packaged template by its name, or a YAML file. Raises InputError if it is wrong, or if
+    it has no keywords for one of the public `labels`."""
     template = read_template(
         name_or_path,
         PACKAGE,

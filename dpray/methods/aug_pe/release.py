@@ -1,7 +1,7 @@
-"""A release by Aug-PE publishes one noisy vote per iteration; everything else is public.
+"""Aug-PE publishes one noisy vote per iteration; everything else is public.
 
-The output of an iteration's vote is its checkpoint: the population and the NOISY votes. From the
-last one a run goes on, with the same noise multiplier and the same charge.
+The output of a vote is its checkpoint: the population and the NOISY votes. An interrupted run
+continues from the last checkpoint, under the same charge.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 
 def release(session: AugPeSession) -> Release:
-    """Let the population evolve by the private records' noisy votes. Release what the last vote
-    kept, not the population it was held on."""
+    """Run Algorithm 1, and release the texts that the last vote kept."""
     plan, done = session.plan, checkpoints(session)
     if len(done) < plan.settings.iterations:
         with voters_and_model(session) as (voters, ask):
@@ -55,37 +54,38 @@ def release(session: AugPeSession) -> Release:
 def published_vote(
     session: AugPeSession, vote: Vote, t: int, S: Population, phi_ND: Mapping[str, Embeddings]
 ) -> Checkpoint:
-    """Hold the vote of iteration t, and publish its checkpoint once."""
+    """Hold the vote of iteration t and publish its checkpoint, both once."""
 
     def mechanism() -> dict[str, Any]:
         noisy = vote(phi_ND)
         return asdict(Checkpoint(t, S, {label: votes.tolist() for label, votes in noisy.items()}))
 
-    return Checkpoint(**session.publish_once(unit(t), mechanism))
+    return Checkpoint(**session.publish_once(vote_name(t), mechanism))
 
 
 def show_progress(session: AugPeSession, progress: Progress) -> None:
     session.show(progress.activity, progress.completed, progress.total, progress.detail)
 
 
-def unit(t: int) -> str:
+def vote_name(t: int) -> str:
     """Return the name of an iteration's vote in the ledger."""
     return f"votes-{t:04d}"
 
 
 def checkpoints(session: AugPeSession) -> list[Checkpoint]:
-    """Return the checkpoints of the iterations that are done, in order."""
-    outputs = map(session.published, map(unit, range(1, session.plan.settings.iterations + 1)))
+    """Return the checkpoints of the finished iterations, in order."""
+    iterations = range(1, session.plan.settings.iterations + 1)
+    outputs = [session.published(vote_name(t)) for t in iterations]
     return [Checkpoint(**output) for output in outputs if output is not None]
 
 
 @contextmanager
 def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards, Ask]]:
-    """Yield the voters and the model. Voters start first: an engine would hold the CPUs that read
-    the records."""
+    """Yield the voters and the language model. Voters start first, because an engine would hold the
+    CPUs that read the records."""
     session.show("private embeddings")
     config = side_by_side(session.config)
-    # If there are engines, the GPUs are theirs: they have more to do.
+    # Engines, if there are any, get the GPUs, because they have more work.
     gpus = 0.0 if on_pool(config) else config.runtime.gpus_per_actor
     with (
         session.shards(Voters, config, gpus or 0.0) as voters,
@@ -95,7 +95,7 @@ def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards, Ask]]:
 
 
 def side_by_side(config: Config) -> Config:
-    """Return the configuration in which engines and voters each get half of an actor's CPUs: on
+    """Return the configuration with half of an actor's CPUs for engines and half for voters: on
     Ray, both exist all the time and take turns."""
     if not on_pool(config):
         return config
@@ -132,9 +132,11 @@ def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
 
 
 def iteration_history(checkpoint: Checkpoint, kept: Population) -> dict[str, Any]:
-    """Return the concentration of the noisy votes, cut at 0, and the lengths of the kept texts.
-    `top_tenth_share` is the share of the most voted tenth of the texts, 0.1 if the votes agree on
-    nothing; `effective_texts` is the inverse of the sum of the squared shares."""
+    """Return the concentration of the positive noisy votes, and the lengths of the kept texts.
+
+    `top_tenth_share` is the share of the most voted tenth of the texts, 0.1 if all get equally
+    many. `effective_texts` is the inverse of the sum of the squared shares.
+    """
     votes_N = np.concatenate([np.array(v, dtype=np.float64) for v in checkpoint.votes.values()])
     shares_N = np.sort(np.maximum(votes_N, 0.0))[::-1]
     total = shares_N.sum()

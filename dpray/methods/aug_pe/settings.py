@@ -1,5 +1,5 @@
-"""`AugPeSettings` are the keys of `method` for Aug-PE (Xie et al. 2024). The paper's values for its
-three data sets stand in the packaged templates `yelp`, `openreview` and `pubmed`."""
+"""The keys of `method` for Aug-PE (Xie et al. 2024). The packaged templates `yelp`, `openreview`
+and `pubmed` have the paper's values for its three data sets."""
 
 from __future__ import annotations
 
@@ -17,44 +17,57 @@ class AugPeSettings(MethodSettings):
     iterations: Count = Field(10, description="T, votes of the private records")
     variations: Count = Field(
         7,
-        description="L, texts that are voted on for each text that is kept: itself and L - 1 new "
-        "variations; 1: one variation in its place (the original PE)",
+        description="L, candidates for each kept text: itself and L - 1 new variations; 1: one "
+        "variation replaces it (the original PE)",
     )
     lookahead: int = Field(
-        0, ge=0, description="K, variations whose mean stands for a text; 0: its own embedding"
+        0,
+        ge=0,
+        description="K, variations whose mean embedding represents a text; 0: its own embedding",
     )
     selection: Literal["rank", "probability"] = Field(
-        "rank", description="the most voted texts, or draws by votes (the original PE)"
+        "rank",
+        description="rank: the most voted texts; probability: draws in proportion to the votes "
+        "(the original PE)",
     )
     noise_multiplier: Positive | None = Field(
-        None, description="sigma over the votes' sensitivity; null: from epsilon"
+        None,
+        description="standard deviation of the votes' noise over their sensitivity; null: from "
+        "epsilon",
     )
     variation: Literal["paraphrase", "fill_in_the_blanks"] = Field(
-        "paraphrase", description="blanks want a model that follows instructions"
+        "paraphrase",
+        description="fill_in_the_blanks needs a model that follows instructions",
     )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
     terms: str | None = Field(
         None,
-        description="a file of PUBLIC sequences, columns `terms` and `label`, such as a release of "
-        "dp_kps: the request for a random text shows one of its label; null: none",
+        description="a file of PUBLIC sequences of terms (columns `terms` and `label`), such as a "
+        "release of dp_kps; a request for a random text shows one of its label; null: none",
     )
     mask_probability: float = Field(
-        0.5, ge=0, le=1, description="p, of a word's becoming a blank; also widens the lengths"
+        0.5,
+        ge=0,
+        le=1,
+        description="p, the probability that a word becomes a blank; lengths vary with it, too",
     )
-    temperature: float = Field(1.2, ge=0, allow_inf_nan=False, description="of the language model")
-    top_p: float = Field(1.0, gt=0, le=1, description="of the language model; 1: off")
+    temperature: float = Field(
+        1.2, ge=0, allow_inf_nan=False, description="temperature of the language model"
+    )
+    top_p: float = Field(1.0, gt=0, le=1, description="top-p of the language model; 1: off")
     max_tokens: Count = Field(256, description="the longest text")
     word_var: float | None = Field(
         60.0,
         ge=0,
         allow_inf_nan=False,
-        description="the words asked for vary by mask_probability * word_var around the parent's; "
-        "null: no number of words is asked for, and every answer may have max_tokens",
+        description="the number of words asked for is normal around the parent's, with standard "
+        "deviation mask_probability * word_var; null: none is asked for, and an answer may have "
+        "max_tokens",
     )
     tokens_per_word: Positive = Field(
-        2.0, description="an answer's most tokens for each word that is asked for"
+        2.0, description="most tokens of an answer for each word asked for"
     )
-    min_words: Count = Field(25, description="the fewest words that are asked for")
+    min_words: Count = Field(25, description="the fewest words asked for")
     max_retries: int = Field(
-        2, ge=0, description="how often an empty or refused answer is asked for again"
+        2, ge=0, description="repetitions of a request with an empty or refused answer"
     )

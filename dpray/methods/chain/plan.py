@@ -1,5 +1,5 @@
-"""A chain is two ordinary runs under one charge: the sequences of terms that the first one releases
-are public input of the second. `make_plan` plans one after the other."""
+"""A chain is two ordinary methods under one charge. The sequences of terms that the first one makes
+are public input of the second."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from dpray.types import BudgetRefused, InputError
 class ChainPlan(Plan):
     """The plans of the two methods.
 
-    Claim: every number that a mechanism's cost depends on is in these plans, and is fixed before
-    the data is opened. The second method puts what the first one released into prompts, or into the
-    control codes of records, and its event holds for all prompts and codes. So the run is an
+    Claim: every number that the cost of a mechanism depends on is in these plans, and is fixed
+    before the data is opened. The second method puts the first one's terms into prompts, or into
+    the control codes of records, and its event holds for all prompts and codes. So the run is an
     adaptive composition and costs `dp_event`.
     Proof: docs/privacy.md, section 6.9.
     """
@@ -43,7 +43,7 @@ class ChainPlan(Plan):
 
     @property
     def links(self) -> dict[str, Plan]:
-        """Return both plans by the names of their parts of the run."""
+        """Return both plans by the names of their links."""
         return dict(zip(self.settings.links, (self.first, self.second), strict=True))
 
     @property
@@ -52,9 +52,9 @@ class ChainPlan(Plan):
 
     @property
     def reads(self) -> Reads:
-        """Return what the second method reads: the first one reads texts and labels alone."""
+        """Return the second method's `reads`: the first one reads texts and labels alone."""
         found = self.second.reads
-        limits = [replace(each, key=_renamed(each.key, 1)) for each in found.token_limits]
+        limits = [replace(limit, key=_renamed(limit.key, 1)) for limit in found.token_limits]
         return replace(found, token_limits=limits)
 
     def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
@@ -101,16 +101,16 @@ class ChainPlan(Plan):
 
 
 def make_plan(config: Config, settings: ChainSettings) -> ChainPlan:
-    """Plan both methods. The first one costs at most its share of `privacy.epsilon`, together with
-    measured label proportions; the second one has all that is left by joint accounting.
+    """Plan both methods. The first one, with measured label proportions, costs at most its share of
+    `privacy.epsilon`. The second one gets all that joint accounting leaves.
 
-    The sequences of terms do not exist yet: a file of the same shape stands in for them. Raises
-    InputError, naming the key, if a method has no plan.
+    The sequences of terms do not exist yet, so the second plan is made with stand-ins. Raises
+    InputError that names the key if a method has no plan.
     """
     share, _ = config.privacy.shares or (0.5, 0.5)
     labels = label_histogram(config)
     before = None if labels is None else labels.dp_event
-    # No text is written for the first method's sequences.
+    # The first method makes sequences and no texts.
     silent = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": "none"})})
     epsilon = config.privacy.epsilon
     with keys_named(0):
@@ -126,7 +126,7 @@ def make_plan(config: Config, settings: ChainSettings) -> ChainPlan:
 
 
 def _plan_link(config: Config, method: MethodSettings, spent: Event | None, epsilon: float) -> Plan:
-    """Plan one method, which may cost `epsilon` together with what is `spent` before it."""
+    """Plan one method, which may cost `epsilon` together with `spent`, the event before it."""
     privacy = config.privacy.model_copy(update={"epsilon": epsilon})
     own = config.model_copy(update={"method": method, "privacy": privacy}).after(spent)
     plan: Plan = part(method.name, "plan").make_plan(own, method)
@@ -134,15 +134,15 @@ def _plan_link(config: Config, method: MethodSettings, spent: Event | None, epsi
 
 
 def with_terms(plan: Plan, terms: Path | None) -> Plan:
-    """Return the second method's plan with the file that it reads the terms from."""
+    """Return the second method's plan with its file of terms."""
     settings = plan.settings.model_copy(update={"terms": None if terms is None else str(terms)})
     config = plan.config.model_copy(update={"method": settings})
     return replace(plan, settings=settings, config=config)
 
 
 def _stand_ins(plan: Any) -> list[dict[str, Any]]:
-    """Return a sequence for each label, of the longest terms that the first method may release:
-    they take most room in a prompt."""
+    """Return a sequence for each label, of the longest terms that the first method may choose: no
+    other sequence takes more room in a prompt."""
     data, settings = plan.config.data, plan.settings
     terms = part(settings.name, "plan").public_terms(plan)
     number = settings.sequence_length if settings.name == "dp_kps" else settings.words
@@ -157,8 +157,7 @@ def write_records(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 @contextmanager
 def keys_named(place: int) -> Iterator[None]:
-    """Name the keys of `method` as they stand in the list `methods`, in an InputError or a refused
-    charge."""
+    """In an InputError or a BudgetRefused, write `methods.PLACE.x` for each key `method.x`."""
     try:
         yield
     except InputError as error:
@@ -168,5 +167,5 @@ def keys_named(place: int) -> Iterator[None]:
         raise
 
 
-def _renamed(words: str, place: int) -> str:
-    return re.sub(r"\bmethod\.(?=[a-z])", f"methods.{place}.", words)
+def _renamed(message: str, place: int) -> str:
+    return re.sub(r"\bmethod\.(?=[a-z])", f"methods.{place}.", message)

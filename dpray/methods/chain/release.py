@@ -1,5 +1,5 @@
-"""`release` runs both methods of a chain and releases the second one's records. The first one's
-sequences of terms are a file in `private`, which the second reads as its public input."""
+"""`release` runs both methods of a chain and returns the second one's records. The first one's
+sequences of terms are written to a file in `private`, which the second one reads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dpray.runs.session import Release, Session
 
 
 def release(session: Session[ChainPlan]) -> Release:
-    """Run one method after the other. After a crash, the first one gives the same sequences again:
-    they follow from what it published."""
+    """Run one method after the other. After a crash, the first one makes the same sequences again,
+    from its published outputs."""
     plan, (one, two) = session.plan, session.plan.settings.links
     measured, first = run_link(session, 0, plan.first)
     file = session.folder.private / f"{one}.jsonl"
@@ -30,8 +30,8 @@ def release(session: Session[ChainPlan]) -> Release:
 
 
 def run_link(session: Session[ChainPlan], place: int, plan: Plan) -> tuple[Release, Plan]:
-    """Run one method with what is known only now, the actors' GPUs and the measured label
-    proportions. Return its release and its plan: a training that was interrupted is charged for
+    """Run one method, with the actors' GPUs and the measured label proportions, which its plan did
+    not know. Return its release and its plan as charged: an interrupted training is charged for
     more steps."""
     config = plan.config.model_copy(update={"runtime": session.config.runtime})
     plan = replace(plan, config=config, proportions=session.plan.proportions)
@@ -45,9 +45,8 @@ def run_link(session: Session[ChainPlan], place: int, plan: Plan) -> tuple[Relea
 
 
 def merged(reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the methods' parts of the privacy report as one. Noise multipliers, sampling and
-    public inputs stand under the methods' names; of other keys that both have, the second one's
-    counts."""
+    """Merge the methods' parts of the privacy report. Noise multipliers, sampling and public inputs
+    are kept by method; for other keys that both have, the second method's value wins."""
     first, second = reports.values()
     by_name = {
         key: {name: report[key] for name, report in reports.items() if key in report}

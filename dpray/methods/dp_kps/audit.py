@@ -1,5 +1,5 @@
 """The audit of DP-KPS bounds the epsilon of the vocabulary's counts, of the densities, and of both
-together, which is what a run is charged for."""
+together, which a run is charged for."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.mechanisms import GRID, LARGEST, FeatureSum, VocabularyHistogram
 
 FAR_TOO_LONG = 1e3
-"""The unit's records have such a feature; the largest that a record may contribute is sqrt(2)."""
+"""Each feature of the unit's records; a record may contribute sqrt(2) at most."""
 
 MOST_FEATURES = 4
-"""The audit draws at most this many features of an estimator. The pure epsilon of Laplace noise is
-reached if all are extreme together, which many features hardly ever are."""
+"""The audit draws at most this many features of an estimator. Laplace noise reaches its pure
+epsilon if all features are extreme at once, which is very rare for many features."""
 
 
 def targets(method: DpKps) -> Iterator[Target]:
@@ -34,7 +34,7 @@ def targets(method: DpKps) -> Iterator[Target]:
 
 
 def joint_target(first: Target, second: Target) -> Target:
-    """Audit two releases to which the same unit contributes. Their noises are independent, so the
+    """Audit two mechanisms to which the same unit contributes. Their noise is independent, so the
     log-likelihood ratios add up, and no test of both is more powerful than that of the sum."""
 
     def draw(with_unit: bool, trials: int) -> Scores:
@@ -50,8 +50,8 @@ def joint_target(first: Target, second: Target) -> Target:
 
 
 def vocabulary_target(name: str, histogram: VocabularyHistogram) -> Target:
-    """Audit the counts; every record of the unit holds the same terms, S and more of them. The
-    counts of the other terms are the same in both worlds, and are not drawn."""
+    """Audit the counts. Every record of the unit has the same terms, more than S of them. The
+    counts of all other terms are equal in both worlds, and are not drawn."""
     S, k = histogram.phrases_per_record, histogram.records_per_unit
     histogram = replace(histogram, size=min(histogram.size, 2 * S))
     terms = list(range(histogram.size))  # of which the mechanism counts the first S
@@ -75,9 +75,9 @@ def vocabulary_target(name: str, histogram: VocabularyHistogram) -> Target:
 
 
 def densities_target(name: str, kde: FeatureSum, estimators: int) -> Target:
-    """Audit the sums of features; the unit's records ask for more than they may give in every
-    feature of every estimator of their class, all in one direction. The noise of fewer features is
-    smaller in the same proportion as their sensitivity, and the claim is that of those drawn."""
+    """Audit the sums of features. In every feature of every estimator of its class, the unit
+    contributes more than it may, all in one direction. With fewer features, noise and sensitivity
+    shrink in the same proportion; the claim is that of the features drawn."""
     kde = replace(kde, number=min(kde.number, MOST_FEATURES))
     k = kde.records_per_unit
 

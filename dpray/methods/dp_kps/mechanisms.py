@@ -32,28 +32,27 @@ from dpray.mechanisms.discrete_noise import (
 
 Array = npt.NDArray[np.float64]
 
-# Features are cut to multiples of 2^-24 before they are added up, as integers: their sums depend
-# neither on the order of the records nor on how they lie in shards, the sensitivity holds to the
-# last bit, and exact integer noise can be added. An int64 holds the sums of 2^38 records.
+# Features are truncated to multiples of 2^-24 and added up as integers. So the sums do not depend
+# on the order of the records or on the shards, the sensitivity holds to the last bit, and exact
+# integer noise can be added. An int64 holds the sums of 2^38 records.
 GRID = 2.0**24
 LARGEST = math.floor(math.sqrt(2) * GRID)
 
 ROUNDING_STD = 3.0
-"""The random rounding has this standard deviation, in steps of the grid: it is the rounding by
-which the proof of `FeatureSum` turns Gaussian noise into discrete Gaussian noise."""
+"""The standard deviation, in steps of the grid, of the random rounding by which the proof of
+`FeatureSum` turns Gaussian noise into discrete Gaussian noise."""
 
 BLOCK = 4096
 
 
 @dataclass(frozen=True)
 class VocabularyHistogram:
-    """Counts how many records hold each of the V terms of a public list, with noise on every one of
-    them.
+    """Counts the records that hold each of the V terms of a public list, with noise on every count.
 
-    Guarantee: add or remove one unit (at most `records_per_unit` k records). A record moves at most
-    S counts, each by 1, so a unit moves no count by more than k, and all of them by at most S * k
-    in L1. Discrete Laplace noise of `scale` is on all V counts, hit or not. Nothing is worse than S
-    counts that move by k each, and that is S * k / scale-DP (Nagesh et al., B.1).
+    Guarantee: add or remove one unit, of at most k = `records_per_unit` records. A record changes
+    at most S counts, each by 1. So a unit changes no count by more than k, and all counts together
+    by at most S * k in L1. All V counts get discrete Laplace noise of Laplace scale `scale`. The
+    worst case is S counts that change by k each, which is S * k / scale-DP (Nagesh et al., B.1).
     Proof: docs/privacy.md, sections 4.1 and 6.8.
 
     Raises ValueError for a scale that integer noise cannot have.
@@ -74,17 +73,15 @@ class VocabularyHistogram:
         return SelfComposed(one_count, self.phrases_per_record)
 
     def count(self, terms_of_records: Iterable[Sequence[int]]) -> Counts:
-        """Return the private counts of a shard of records, shape (V,); shards' counts add up.
-
-        Only the first S distinct ids of a record count, however many it is given with.
-        """
+        """Return the private counts of a shard of records, shape (V,). Only the first S distinct
+        ids of a record are counted."""
         counts_V = np.zeros(self.size, dtype=np.int64)
         for term_ids in terms_of_records:
             counts_V[list(islice(dict.fromkeys(term_ids), self.phrases_per_record))] += 1
         return counts_V
 
     def __call__(self, counts_V: Counts) -> Counts:
-        """Return the counts of all records as they may be released."""
+        """Add the noise to the counts of all records. Returns counts that may be released."""
         if counts_V.shape != (self.size,):
             raise ValueError(f"counts have shape {counts_V.shape}, not ({self.size},)")
         return discrete_laplace(counts_V, self.scale)
@@ -101,8 +98,8 @@ class FourierFeatures:
     """Computes `f_i(x) = sqrt(2) cos(sqrt(2) w_i.x / bandwidth + b_i)`, i = 1..I, with public draws
     of w_i ~ N(0, 1)^(blocks * D) and b_i ~ U[0, 2 pi]: E[f_i(x) f_i(y)] = k(x, y).
 
-    A point is the concatenation of `blocks` vectors of dimension D, or of fewer: the rest is zero.
-    Its vectors have norm 1 and are scaled here to squared norm `block_norm` (the paper's u).
+    A point is the concatenation of `blocks` vectors of dimension D; missing ones are zero. Vectors
+    have norm 1 and are scaled here to squared norm `block_norm` (the paper's u).
     """
 
     dimension: int
@@ -113,8 +110,8 @@ class FourierFeatures:
     block_norm: float = 1.0
 
     def angles(self, vectors_ND: npt.NDArray[Any], block: int = 0) -> Array:
-        """Return what vectors in the given block add to the argument of each cosine, shape (N,
-        I)."""
+        """Return the terms that vectors in the given block contribute to the argument of each
+        cosine, shape (N, I)."""
         w_DI, _ = _draws(self.seed, block, self.dimension, self.number)
         scale = math.sqrt(2 * self.block_norm) / self.bandwidth
         angles_NI: Array = np.asarray(vectors_ND, dtype=np.float64) @ w_DI
@@ -122,7 +119,7 @@ class FourierFeatures:
         return angles_NI
 
     def of_angles(self, angles_RI: Array) -> Array:
-        """Return the features of points, from the sums of their blocks' angles; shape (R, I)."""
+        """Return the features of points from the sums of their blocks' angles, shape (R, I)."""
         features_RI = angles_RI + self.phases
         np.cos(features_RI, out=features_RI)
         features_RI *= math.sqrt(2)
@@ -138,8 +135,8 @@ class FourierFeatures:
         return _draws(self.seed, 0, self.dimension, self.number)[1]
 
     def padding_factor(self, length: int) -> float:
-        """Return what the density at a point of `length` blocks, padded with zeros, is multiplied
-        by to undo the padding: exp(u (L' - l)) at bandwidth 1 (Theorem B.2)."""
+        """Return the factor that undoes the zero padding in the density at a point of l = `length`
+        blocks: exp(u (L' - l)) at bandwidth 1 (Theorem B.2)."""
         return math.exp(self.block_norm * (self.blocks - length) / self.bandwidth**2)
 
 
@@ -154,22 +151,24 @@ def _draws(seed: int, block: int, dimension: int, number: int) -> tuple[Array, A
 class FeatureSum:
     """Sums I features over the records, with exact integer noise on the grid of 2^-24.
 
-    Guarantee: add or remove one unit, at most `records_per_unit` k records. A record is one point,
-    or the average of its points, so it moves each feature by at most `LARGEST` steps of the grid: a
-    unit moves the sums by at most `LARGEST I k` steps in L1 and `LARGEST sqrt(I) k` in L2, that is
-    `sqrt(2) I k` and `sqrt(2 I) k`. The sums are not divided by the private number of records.
-    Noise: `noise_multiplier` times the sensitivity, in L1 for Laplace (1 / noise_multiplier is the
-    pure epsilon), in L2 for Gaussian. Densities are free.
+    noise_multiplier: for Laplace noise, the Laplace scale over the L1 sensitivity, 1 / (pure
+        epsilon); for Gaussian noise, the standard deviation over the L2 sensitivity.
 
-    Laplace noise is discrete Laplace noise; its event is that of I sums that move by `LARGEST k`
-    steps each. Gaussian noise is discrete Gaussian noise of variance `s^2 + t^2` (t =
-    `ROUNDING_STD`), s the standard deviation in the event `Gaussian`: but for less than 1e-75 I of
-    epsilon, that is the law of continuous noise that is rounded at random, which is
+    Guarantee: add or remove one unit, at most k = `records_per_unit` records. A record is one
+    point, or the average of its points, so it changes each sum by at most `LARGEST` steps of the
+    grid. A unit changes the sums by at most `LARGEST I k` steps in L1 and `LARGEST sqrt(I) k` in
+    L2, which is `sqrt(2) I k` and `sqrt(2 I) k`. The sums are not divided by the private number of
+    records. Densities are post-processing.
+
+    Laplace noise is discrete Laplace noise; its event is that of I sums that change by `LARGEST k`
+    steps each. Gaussian noise is discrete Gaussian noise of variance `s^2 + t^2`, with s the
+    standard deviation of the event `Gaussian` and t = `ROUNDING_STD`. Up to an epsilon of 1e-75 I,
+    this is the law of continuous noise that is rounded at random, and the rounding is
     post-processing (Peikert 2010).
     Proof: docs/privacy.md, sections 4.3, 4.4, 4.5 and 6.8.
 
-    Raises ValueError for a multiplier that is not positive, and for noise that is larger than
-    integer noise may be.
+    Raises ValueError for a multiplier that is not positive, and for noise that is too large for
+    integer noise.
     """
 
     number: int
@@ -189,7 +188,7 @@ class FeatureSum:
 
     @property
     def feature_sensitivity(self) -> int:
-        """Return the most steps of the grid that a unit moves one sum by."""
+        """Return the sensitivity of one sum, in steps of the grid."""
         return LARGEST * self.records_per_unit
 
     @property
@@ -206,13 +205,14 @@ class FeatureSum:
 
     @property
     def grid_scale(self) -> float:
-        """Return the scale of the discrete Laplace noise, in steps of the grid; the sigma of the
-        discrete Gaussian. It is rounded so that neither costs more than `noise_multiplier` says."""
+        """Return the Laplace scale, or the standard deviation of the Gaussian noise, in steps of
+        the grid. It is rounded so that the noise costs no more than `noise_multiplier` states."""
         if self.noise == "laplace":
             epsilon = 1.0 / self.noise_multiplier
             return laplace_scale(self.feature_sensitivity, epsilon, count=self.number)
-        sigma = math.hypot(self.noise_multiplier * self.l2_sensitivity, ROUNDING_STD)
-        return sigma * (1.0 + 2.0**-48)  # more than all that was rounded, and t^2 where it was lost
+        noise_std = math.hypot(self.noise_multiplier * self.l2_sensitivity, ROUNDING_STD)
+        # The factor makes up for all rounding errors, also if t^2 was lost in the sum.
+        return noise_std * (1.0 + 2.0**-48)
 
     @property
     def scale(self) -> float:
@@ -220,19 +220,20 @@ class FeatureSum:
         return self.grid_scale / GRID
 
     def sum(self, blocks_of_records: Iterable[Array]) -> Counts:
-        """Return the private sums over a shard, in steps of the grid, shape (I,), from blocks of
-        records' features (R, I), one row per record. Shards' sums add up."""
+        """Return the private sums over a shard, in steps of the grid, shape (I,). Each block has
+        the features of R records, shape (R, I)."""
         total_I = np.zeros(self.number, dtype=np.int64)
         for block_RI in blocks_of_records:
-            # Rounded towards zero, nothing grows. A row that is no point's features is cut to what
-            # a record may give; not a number would be the least integer of all.
+            # Truncation never increases a value. Values that no point has are clipped, and NaN is
+            # 0: as an integer it would be the smallest one.
             cut_RI = np.nan_to_num(np.trunc(block_RI * GRID), nan=0.0)
             np.clip(cut_RI, -LARGEST, LARGEST, out=cut_RI)
             total_I += cut_RI.astype(np.int64).sum(axis=0)
         return total_I
 
     def __call__(self, total_I: Counts) -> Array:
-        """Return the sums over all records as they may be released, in the unit of the features."""
+        """Add the noise to the sums over all records. Returns sums that may be released, in the
+        unit of the features."""
         if total_I.shape != (self.number,):
             raise ValueError(f"sums have shape {total_I.shape}, not ({self.number},)")
         draw = discrete_laplace if self.noise == "laplace" else discrete_gaussian

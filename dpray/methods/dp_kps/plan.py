@@ -21,12 +21,12 @@ from dpray.runs.plan import Choice, Plan, Signal, with_spent
 from dpray.types import InputError
 
 NOISE_FACTORS = (2.0**-20, 4.0)
-"""The common factor on both noises lies within these. It is above 1 only if the accountant's bound
-on both mechanisms is worse than the sum of its bounds on each."""
+"""The range of the common factor on the noise of both mechanisms. The factor is above 1 only if the
+accountant's bound on both mechanisms is worse than the sum of its bounds on each."""
 
 WORDS = 50.0
-"""Enough words to tell topics apart: on AG News a classifier trained on the sequences has an
-accuracy of 0.43 with 6 expected words, at eps 1, and of 0.81 with 94, at eps 4."""
+"""The signal that is enough to tell topics apart: on AG News a classifier trained on the sequences
+has an accuracy of 0.43 with 6 expected words, at eps 1, and of 0.81 with 94, at eps 4."""
 
 MEANING = "words expected above the noise of the vocabulary, S ln |V| / eps"
 
@@ -113,10 +113,10 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
 
 
 def joint_noise(config: Config, method: DpKps, epsilon: float) -> float:
-    """Return the least common factor on all noises at which they cost, with the measured label
-    proportions, `epsilon` at `privacy.delta`, the sum of their shares.
+    """Return the smallest common factor on the noise of both mechanisms at which they, with the
+    measured label proportions, cost `epsilon`, the sum of all shares.
 
-    At delta 0 the shares add up exactly, and the factor makes up for the last digits.
+    At delta 0 the shares add up exactly, and the factor only makes up for rounding.
     """
     delta = config.privacy.delta
 
@@ -135,7 +135,7 @@ def joint_noise(config: Config, method: DpKps, epsilon: float) -> float:
 
 
 def public_terms(plan: DpKpsPlan) -> list[str]:
-    """Return all terms that a release may have."""
+    """Return all terms that a sequence may have."""
     return read_vocabulary(plan.settings.vocabulary, plan.settings.stop_words)
 
 
@@ -148,9 +148,9 @@ def choose(config: Config, settings: DpKpsSettings, records: int) -> Choice:
 
 
 def words_found(plan: DpKpsPlan) -> int | None:
-    """Return the number of public terms whose expected count is above the largest of the |V|
-    noises, if the private texts use words as often as the public ones; None if the file of terms
-    has no counts."""
+    """Return the number of public terms with an expected count above the largest noise on |V|
+    counts, if private texts use words as often as public ones; None if the file of terms has no
+    counts."""
     settings, n = plan.settings, plan.config.data.public_size
     counts = list(read_counts(settings.vocabulary, settings.stop_words).values())
     known = [count for count in counts if count is not None]
@@ -163,9 +163,9 @@ def words_found(plan: DpKpsPlan) -> int | None:
 
 
 def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
-    """Return the terms of a UTF-8 file, one per line, without what follows a tab, blank lines, and
-    terms that equal an earlier one but for case. `stop_words` "english" leaves out scikit-learn's
-    list of 318 English function words. Raises InputError that names the key and the line."""
+    """Return the terms of a UTF-8 file, one per line. Anything after a tab, blank lines, and terms
+    that differ from an earlier one in case alone are left out. `stop_words` "english" also leaves
+    out scikit-learn's 318 English function words. Raises InputError that names the line."""
     return list(read_counts(path, stop_words))
 
 

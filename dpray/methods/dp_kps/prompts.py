@@ -24,7 +24,7 @@ TEXTS = {
 
 @dataclass(frozen=True)
 class KeyphrasePrompts:
-    """A template, with what is asked for and the public texts that its prompts show."""
+    """A template, the type of the texts to write, and the public texts that prompts show."""
 
     template: Template
     document_type: str
@@ -33,8 +33,8 @@ class KeyphrasePrompts:
     def prompt(
         self, terms: Sequence[str], label: str, rng: np.random.Generator, *, name_label: bool
     ) -> Prompt:
-        """Make the prompt for a sequence of the class `label`, which it names if it may; `rng`
-        draws the examples."""
+        """Make the prompt for a sequence of the class `label`; with `name_label` it names the
+        class. `rng` draws the examples."""
         render = self.template.render
         about = {"document_type": self.document_type, "label": label if name_label else ""}
         drawn = self._examples_of(label, rng)
@@ -52,7 +52,6 @@ class KeyphrasePrompts:
 def load_keyphrase_prompts(
     name_or_path: str, document_type: str, few_shot: FewShot | None = None
 ) -> KeyphrasePrompts:
-    """Load a packaged template by its name, or a YAML file. Raises InputError saying what is
-    wrong."""
+    """Load a packaged template by its name, or a YAML file. Raises InputError if it is wrong."""
     template = read_template(name_or_path, PACKAGE, TEXTS, "user")
     return KeyphrasePrompts(template, document_type, few_shot or FewShot())

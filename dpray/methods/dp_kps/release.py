@@ -1,9 +1,9 @@
-"""A release by DP-KPS measures the private vocabulary and the private densities; sequences and
-texts follow from them.
+"""DP-KPS measures the private vocabulary and the private densities, and makes sequences and texts
+from them.
 
 Each of the two passes over the private records has one noisy output, which is published once. One
-charge before the first pass pays for both. A shard's answer to a pass is exact and private: the
-noise is added to the sum of all shards. All that follows is post-processing.
+charge before the first pass pays for both. A shard's answers are exact and private: the noise is
+added once, to the sum of all shards. All later steps are post-processing.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Embeddings = npt.NDArray[np.float32]
 
 
 def release(session: DpKpsSession) -> Release:
-    """Measure the vocabulary and the densities, draw sequences, have a text written for each."""
+    """Measure the vocabulary and the densities, draw sequences, and write a text for each."""
     plan = session.plan
-    embed = embedder(session)  # one that is missing ends the run before a pass begins
+    embed = embedder(session)  # loaded first: a missing embedder ends the run before a pass begins
     terms = vocabulary(session)
     vectors_ND = embed(terms)
     # The file may have lost terms since they were published.
@@ -54,7 +54,7 @@ def release(session: DpKpsSession) -> Release:
         session.show("texts")
         with session.language_model() as ask:
             texts = write_texts(session, sequences, ask)
-    # A text that the model never wrote is left out.
+    # Texts that the model did not write are left out.
     records = [
         {"text": text, "label": session.config.data.released_label(label), "terms": words}
         for text, (label, words) in zip(texts, sequences, strict=True)
@@ -64,12 +64,12 @@ def release(session: DpKpsSession) -> Release:
 
 
 def vocabulary(session: DpKpsSession) -> list[str]:
-    """Return the N terms of the highest noisy counts (release 1)."""
+    """Return the N terms with the highest noisy counts; measure them if they are not published."""
     if (found := session.published("vocabulary")) is None:
         settings, method = session.plan.settings, session.plan.method
         terms_V = read_vocabulary(settings.vocabulary, settings.stop_words)
         session.show("vocabulary")
-        with session.shards(partial(VocabularyShard, plan=method, terms=terms_V)) as shards:
+        with session.shards(partial(VocabularyShard, method=method, terms=terms_V)) as shards:
 
             def mechanism() -> dict[str, Any]:
                 exact_V = total_counts(shards)
@@ -84,10 +84,11 @@ def vocabulary(session: DpKpsSession) -> list[str]:
 def densities(
     session: DpKpsSession, method: DpKps, terms: list[str], vectors_ND: Embeddings
 ) -> dict[str, Sums]:
-    """Return each class's noisy sums (release 2); a class without records has them too."""
+    """Return each class's noisy sums; measure them if they are not published. A class without
+    records has noisy sums, too."""
     if (found := session.published("density")) is None:
         session.show("densities")
-        make = partial(DensityShard, plan=method, terms=terms, vectors_ND=vectors_ND)
+        make = partial(DensityShard, method=method, terms=terms, vectors_ND=vectors_ND)
         with session.shards(make) as shards:
 
             def mechanism() -> dict[str, Any]:
@@ -101,15 +102,15 @@ def densities(
 
 
 class VocabularyShard:
-    """Pass 1: counts how many records hold each public term."""
+    """Pass 1: counts the records that hold each public term."""
 
-    def __init__(self, config: Config, plan: DpKps, terms: Sequence[str]) -> None:
-        self._plan, self._matcher = plan, TermMatcher(terms)
-        self._counts_V = np.zeros(plan.public_terms, dtype=np.int64)
+    def __init__(self, config: Config, method: DpKps, terms: Sequence[str]) -> None:
+        self._method, self._matcher = method, TermMatcher(terms)
+        self._counts_V = np.zeros(method.public_terms, dtype=np.int64)
 
     def load(self, rows: Sequence[Row]) -> None:
         texts = (row["text"] for row in rows)
-        self._counts_V += self._plan.vocabulary_counts(self._matcher, texts)
+        self._counts_V += self._method.vocabulary_counts(self._matcher, texts)
 
     def counts(self) -> Counts:
         return self._counts_V
@@ -119,10 +120,10 @@ class DensityShard:
     """Pass 2: adds up each class's sums."""
 
     def __init__(
-        self, config: Config, plan: DpKps, terms: Sequence[str], vectors_ND: Embeddings
+        self, config: Config, method: DpKps, terms: Sequence[str], vectors_ND: Embeddings
     ) -> None:
-        self._pass = DensityPass(plan, terms, vectors_ND)
-        self._sums = {label: self._pass.sums([]) for label in plan.labels}
+        self._pass = DensityPass(method, terms, vectors_ND)
+        self._sums = {label: self._pass.sums([]) for label in method.labels}
 
     def load(self, rows: Sequence[Row]) -> None:
         for label, sums in self._sums.items():
@@ -158,7 +159,8 @@ def densities_in_words(data: DataConfig) -> str:
 
 
 def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
-    """Return the embedder of terms, which are public; zeros for `exact`, which uses no vectors."""
+    """Return the embedder of the public terms. It returns zeros for the estimator `exact`, which
+    uses no vectors."""
     if session.plan.settings.estimator == "exact":
         return lambda terms: np.zeros((len(terms), 1), dtype=np.float32)
     from dpray.engines.embedder import SentenceTransformerEmbedder
@@ -175,11 +177,11 @@ def write_texts(
         settings.max_tokens, temperature=settings.generation_temperature, stop=prompts.template.stop
     )
 
-    def request(number: int, attempt: int) -> Request:
+    def request(number: int, retry: int) -> Request:
         label, terms = sequences[number]
         rng = session.public_generator(f"examples-{number}")
         prompt = prompts.prompt(terms, label, rng, name_label=settings.label_in_prompt)
-        return Request(f"text-{number}/{attempt}", prompt, sampling)
+        return Request(f"text-{number}/{retry}", prompt, sampling)
 
     return answered(ask, request, len(sequences), settings.max_retries, prompts.template.refused)
 

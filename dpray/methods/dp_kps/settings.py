@@ -1,4 +1,4 @@
-"""`DpKpsSettings` are the keys of `method` for DP-KPS (Nagesh et al. 2025)."""
+"""The keys of `method` for DP-KPS (Nagesh et al. 2025)."""
 
 from __future__ import annotations
 
@@ -34,16 +34,22 @@ class DpKpsSettings(MethodSettings):
         "privacy.epsilon",
     )
     estimator: Literal["rff", "exact"] = Field(
-        "exact", description="random Fourier features, as in the paper, or the terms' histogram"
+        "exact",
+        description="rff: random Fourier features, as in the paper; exact: a histogram of terms",
     )
-    features: Count = Field(1000, description="I, of rff")
-    bandwidth: Positive = Field(1.0, description="of rff's kernel exp(-d^2 / bandwidth^2)")
-    noise: Literal["laplace", "gaussian"] = Field("laplace", description="of rff's sums")
+    features: Count = Field(1000, description="I, the number of random Fourier features")
+    bandwidth: Positive = Field(
+        1.0, description="bandwidth of the kernel of rff, exp(-d^2 / bandwidth^2)"
+    )
+    noise: Literal["laplace", "gaussian"] = Field(
+        "laplace", description="distribution of the noise on the sums of rff"
+    )
     sampling: Literal["independent", "iterative"] = Field(
-        "independent", description="of a sequence's terms; iterative needs rff"
+        "independent", description="how the terms of a sequence are drawn; iterative needs rff"
     )
     ensemble: Literal["linear", "logarithmic"] = Field(
-        "logarithmic", description="of iterative: L estimators, or ceil(log2 L)"
+        "logarithmic",
+        description="estimators for iterative sampling: L if linear, ceil(log2 L) if logarithmic",
     )
     top_m: Count | None = Field(None, description="draw among the m densest terms; null: all")
     temperature: Positive = Field(1.0, description="weights are densities ^ (1 / temperature)")
@@ -51,29 +57,30 @@ class DpKpsSettings(MethodSettings):
         1.0,
         ge=0,
         allow_inf_nan=False,
-        description="standard deviations of the noise that are taken off each density",
+        description="subtracted from each density, in standard deviations of its noise",
     )
     contrast: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="share of all classes' density taken off each class's; 0: as in the paper",
+        description="the part of the density of all classes that is subtracted from each class's; "
+        "0: none, as in the paper",
     )
-    records: Count = Field(1000, description="synthetic records in all, shared out by label")
-    document_type: str = Field("text", min_length=1, description="what the prompt asks for")
+    records: Count = Field(1000, description="synthetic records of all labels")
+    document_type: str = Field("text", min_length=1, description="type of text to ask for")
     label_in_prompt: bool = Field(False, description="whether the prompt names the class")
     few_shot: str | None = Field(
         None, description="a file of PUBLIC records shown in the prompt; null: none"
     )
     few_shot_examples: Count = Field(
         3,
-        description="how many of them a prompt shows, drawn for each prompt, of its class if "
-        "the file has `label`",
+        description="number of few_shot records in a prompt, drawn for each prompt; of its class "
+        "if the file has the column `label`",
     )
     max_tokens: Count = Field(256, description="the longest text")
-    generation_temperature: Positive = Field(1.0, description="of the LLM")
+    generation_temperature: Positive = Field(1.0, description="temperature of the language model")
     max_retries: int = Field(
-        2, ge=0, description="how often an empty or refused answer is asked for again"
+        2, ge=0, description="repetitions of a request with an empty or refused answer"
     )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
 
@@ -86,12 +93,12 @@ class DpKpsSettings(MethodSettings):
         return self
 
     def epsilons(self, total: float, labels: float = 0.0) -> tuple[float, float, float]:
-        """Return eps_voc, eps_kde and the sum of all shares, in a run that may cost `total`, of
-        which measured label proportions take `labels`. They are added and subtracted, as in the
-        ledger, as the decimals that were written: 0.1 and 0.2 fit 0.3.
+        """Return eps_voc, eps_kde and the sum of all shares, in a run that may cost `total`. Of
+        that, measured label proportions take `labels`. As in the ledger, sums are exact in the
+        decimals as written: 0.1 and 0.2 fit 0.3.
 
-        Raises InputError, naming the key, if what is given leaves nothing for the other, or both
-        together are more than what is left.
+        Raises InputError that names the keys if one share leaves nothing for the other, or if both
+        together are more than is left.
         """
         left = _written(total) - _written(labels)
         if self.epsilon_vocabulary is not None:
@@ -104,8 +111,8 @@ class DpKpsSettings(MethodSettings):
         if vocabulary <= 0 or kde <= 0 or vocabulary + kde > left:
             less = f" less privacy.epsilon_labels {labels:g}" if labels else ""
             raise InputError(
-                "method.epsilon_vocabulary and method.epsilon_kde: together more than, or all of, "
-                f"privacy.epsilon {total:g}{less}"
+                "method.epsilon_vocabulary and method.epsilon_kde: both together are more than "
+                f"privacy.epsilon {total:g}{less}, or one of them takes all of it"
             )
         return float(vocabulary), float(kde), float(vocabulary + kde + _written(labels))
 

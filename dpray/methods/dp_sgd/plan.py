@@ -27,9 +27,9 @@ from dpray.runs.plan import (
     Reads,
     Signal,
     TokenLimit,
-    affordable,
     first_enough,
-    resolved_noise,
+    resolved_noise_multiplier,
+    within_epsilon,
 )
 from dpray.training.step import DpSgdStep
 from dpray.types import InputError
@@ -183,7 +183,7 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     def event(sigma: float) -> Event:
         return SelfComposed(PoissonSubsampledGaussian(q, sigma), steps + repeats)
 
-    noise = resolved_noise(config, settings.noise_multiplier, event, (1e-2, 1e5))
+    noise = resolved_noise_multiplier(config, settings.noise_multiplier, event, (1e-2, 1e5))
     mechanism = DpSgdStep(
         sampling_probability=q,
         noise_multiplier=NO_NOISE if noise is None else noise,
@@ -193,7 +193,7 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     method = DpSgd(mechanism, steps, settings, repeats)
     proportions = config.data.proportions
     plan = DpSgdPlan(config, proportions, settings, method, checkpoint_steps, codes)
-    return affordable(plan, mechanism.noise_multiplier)
+    return within_epsilon(plan, mechanism.noise_multiplier)
 
 
 def codes_of(config: Config, settings: DpSgdSettings) -> ControlCodes:

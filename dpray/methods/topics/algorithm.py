@@ -1,7 +1,7 @@
-"""Public texts make topics, and a noisy histogram says how frequent each is among the private
-records of a label. Sequences of terms follow from it.
+"""Topics are clusters of public texts. A noisy histogram measures how frequent each topic is among
+the private records of a label, and sequences of terms are made from it.
 
-Topics are public, and so is all that follows from the noisy counts.
+Topics are public, and so is everything made from the noisy counts.
 
 Shapes: N public texts, T topics, D dimensions of an embedding.
 """
@@ -22,8 +22,8 @@ from dpray.methods.topics.settings import TopicsSettings
 
 @dataclass(frozen=True)
 class PublicTopics:
-    """The topics of public texts: their `means`, shape (T, D), their `words`, and in `counts` each
-    label's number of public texts of every topic, shape (T,)."""
+    """The topics of public texts: their `means`, shape (T, D), their `words`, and by label the
+    `counts` of public texts in each topic, shape (T,)."""
 
     means: Vectors = field(repr=False)
     words: Sequence[Sequence[str]]
@@ -37,8 +37,9 @@ class PublicTopics:
         vectors_ND: Vectors,
         settings: TopicsSettings,
     ) -> PublicTopics:
-        """Cluster the texts, each of which has a label and a vector; equal arguments give equal
-        topics on one machine. There are fewer topics than asked for if fewer vectors differ."""
+        """Cluster the texts; `labels` and `vectors_ND` have an entry for each. Equal arguments give
+        equal topics on one machine. If few vectors differ, there are fewer than
+        `settings.topics`."""
         topic_of, means = clusters_of(vectors_ND, settings.topics)
         T, of_label = len(means), np.array(labels)
         words = class_terms(texts, topic_of, T, settings.words, min_texts=1)
@@ -56,10 +57,10 @@ def sequences(
     words: Sequence[Sequence[str]],
     least_count: float,
 ) -> list[Sequence[str]]:
-    """Return `number` sequences of a label, each of them the words of a topic.
+    """Return `number` sequences of a label; each consists of the words of one topic.
 
-    Topics come in proportion to the noisy counts that are not below `least_count`. If no count is
-    left, the label's public texts decide; if it has none, all topics come equally often.
+    Topics are in proportion to the noisy counts of at least `least_count`. If there is no such
+    count, they are in proportion to the label's public texts; if it has none, all are equal.
     """
     counts_T = np.asarray(noisy_T)
     measured_T = np.where(counts_T < least_count, 0, counts_T)

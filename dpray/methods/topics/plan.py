@@ -14,19 +14,19 @@ from dpray.io.public_files import public_files
 from dpray.mechanisms.topics import words_of
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.topics.settings import TopicsSettings
-from dpray.runs.plan import Plan, affordable, resolved_noise
+from dpray.runs.plan import Plan, resolved_noise_multiplier, within_epsilon
 from dpray.types import InputError
 from dpray.workers.rows import Row, record_rows
 
 
 @dataclass(frozen=True)
 class TopicsPlan(Plan):
-    """The plan of topics. `public` are the records whose texts are clustered.
+    """The plan of topics; the texts of `public` are clustered.
 
-    Guarantee: add or remove one unit. A private record adds one to one count, that of its label and
-    of the topic whose mean is nearest to its embedding. That is a vote for one of T public vectors,
-    and the whole histogram, over the counts of all labels together, is ONE application of `votes`:
-    a run costs `method_event`. The threshold and the sequences are post-processing.
+    Guarantee: add or remove one unit. A private record adds one to one count: that of its label and
+    of the topic whose mean is nearest to its embedding. This is a vote for one of T public vectors.
+    The whole histogram, over the counts of all labels together, is ONE application of `votes`, so
+    the method costs `method_event`. The threshold and the sequences are post-processing.
     Proof: docs/privacy.md, section 3.6.
     """
 
@@ -41,14 +41,14 @@ class TopicsPlan(Plan):
     @property
     def least_count(self) -> float:
         """Return the threshold H as a count of records."""
-        return self.settings.threshold * self.votes.sigma
+        return self.settings.threshold * self.votes.noise_std
 
     def audit_targets(self) -> Iterator[Target]:
         yield votes_target("topic histogram", self.votes)
 
     @property
     def noise_multiplier(self) -> float:
-        return self.votes.sigma / self.votes.records_per_unit
+        return self.votes.noise_multiplier
 
     def method_summary(self) -> dict[str, Any]:
         return {
@@ -67,7 +67,7 @@ class TopicsPlan(Plan):
             "topics": f"{settings.topics} of {len(self.public):,} public texts, named by "
             f"{settings.words} words each",
             "histogram": f"{counts:,} counts, of {mean:.3g} records on average, with "
-            f"noise of deviation {self.votes.sigma:.3g}; a count below "
+            f"noise of standard deviation {self.votes.noise_std:.3g}; a count below "
             f"{self.least_count:.3g} is 0",
             "records": f"{settings.records:,}, {settings.words} terms each",
             "LLM calls": "none",
@@ -80,20 +80,21 @@ def make_plan(config: Config, settings: TopicsSettings) -> TopicsPlan:
     public, k = read_public(config, settings), config.data.max_records_per_unit
 
     def votes(z: float) -> VoteHistogram:
+        """Return the mechanism with noise multiplier z."""
         return VoteHistogram(z * k, k)
 
     def event(z: float) -> Event:
         return votes(z).dp_event
 
-    noise = resolved_noise(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS)
-    assert noise is not None  # a chain with topics has a finite epsilon
-    plan = TopicsPlan(config, config.data.proportions, settings, votes(noise), public)
-    return affordable(plan, noise)
+    z = resolved_noise_multiplier(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS)
+    assert z is not None  # a chain with topics has a finite epsilon
+    plan = TopicsPlan(config, config.data.proportions, settings, votes(z), public)
+    return within_epsilon(plan, z)
 
 
 def read_public(config: Config, settings: TopicsSettings) -> list[Row]:
-    """Read the public records whose texts have words. Raises InputError that names the row for one
-    that does not have the configuration's columns and labels, and for fewer texts than topics."""
+    """Read the public records whose texts have words. Raises InputError for a row without the
+    configuration's columns and labels, which it names, and for fewer texts than topics."""
     data = config.data.of_public_files()
     files = public_files(settings.public, "method.public", config.data.path)
     words_in = words_of()
@@ -104,8 +105,8 @@ def read_public(config: Config, settings: TopicsSettings) -> list[Row]:
     worded = [record for record in records if words_in(record["text"])]
     if len(worded) < settings.topics:
         raise InputError(
-            f"method.topics: {settings.topics} topics of fewer texts, the {len(worded)} with words "
-            f"in method.public {settings.public}"
+            f"method.topics: {settings.topics} topics need as many texts, but only {len(worded)} "
+            f"in method.public {settings.public} have words"
         )
     return worded
 

@@ -1,7 +1,7 @@
-"""Topics are measured by one noisy histogram; the sequences that are handed on follow from it.
+"""Topics are measured by one noisy histogram, and sequences of terms are made from it.
 
-The histogram is published once, together with the topics that it counts: found on another machine,
-these need not be the same to the last word. Before that they are found anew, as they are public.
+The histogram is published once, together with its topics: another machine may cluster slightly
+differently. A run that is interrupted before clusters again, because topics are public.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TopicsSession = Session[TopicsPlan]
 
 
 def release(session: TopicsSession) -> Release:
-    """Count the private records of each label and topic, with noise; share the sequences out."""
+    """Count the private records of each label and topic, with noise, and make sequences."""
     plan, found = session.plan, measured(session)
     data, wanted = session.config.data, largest_remainder(plan.settings.records, plan.proportions)
     records = [
@@ -45,7 +45,7 @@ def measured(session: TopicsSession) -> dict[str, Any]:
         return found
     plan = session.plan
     session.show("private embeddings")
-    # On Ray they have no GPUs: a run is only promised those of its language model.
+    # On Ray, voters get no GPUs: those of a run are for its language model.
     with session.shards(Voters) as voters:
         session.show("topics")
         texts, labels = zip(*((r["text"], r["label"]) for r in plan.public), strict=True)

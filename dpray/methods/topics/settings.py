@@ -1,5 +1,5 @@
-"""`TopicsSettings` are the keys of a chain's first method that measures which public topics the
-private records have."""
+"""The keys of topics, a first method of a chain: it measures the public topics of the private
+records."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ class TopicsSettings(MethodSettings):
     topics: Count = Field(
         50, description="T, clusters of the public texts, the same ones for all labels"
     )
-    words: Count = Field(6, description="words that name a topic, which are a sequence of terms")
+    words: Count = Field(6, description="words that name a topic; they are its sequence of terms")
     noise_multiplier: Positive | None = Field(
-        None, description="sigma over the histogram's sensitivity; null: from epsilon"
+        None,
+        description="standard deviation of the histogram's noise over its sensitivity; null: from "
+        "epsilon",
     )
     threshold: float = Field(
         2.0,
@@ -29,4 +31,4 @@ class TopicsSettings(MethodSettings):
         allow_inf_nan=False,
         description="H, in standard deviations of the noise: a lower count is 0",
     )
-    records: Count = Field(1000, description="sequences that are handed on, shared out by label")
+    records: Count = Field(1000, description="sequences for the second method, of all labels")

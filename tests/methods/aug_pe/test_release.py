@@ -154,7 +154,7 @@ def test_a_unit_of_more_records_gets_more_noise(config: Callable[..., Config]) -
     one = methods.make_plan(config(privacy__epsilon=2.0))
     unit = {"data__unit": "text", "data__max_records_per_unit": 2}
     two = methods.make_plan(config(privacy__epsilon=2.0, **unit))
-    assert two.votes.sigma == pytest.approx(2 * one.votes.sigma, rel=1e-3)  # type: ignore[attr-defined]
+    assert two.votes.noise_std == pytest.approx(2 * one.votes.noise_std, rel=1e-3)  # type: ignore[attr-defined]
     assert two.cost.epsilon <= 2
 
 

@@ -199,7 +199,7 @@ def test_a_wrong_chain_is_refused(
         (KPS_AUG, {"dp_kps__epsilon_kde": 29.0}, "methods.0.epsilon_vocabulary and methods.0."),
         (KPS_PREDICT, {"private_prediction__texts": 10**6}, "methods.1.texts: 1000000 texts cost"),
         (TOPICS_AUG, {"topics__public": "no.jsonl"}, "methods.0.public: no such file"),
-        (TOPICS_AUG, {"topics__topics": 10}, "methods.0.topics: 10 topics of fewer texts, the 9 "),
+        (TOPICS_AUG, {"topics__topics": 10}, "methods.0.topics: 10 topics need as many texts, but"),
         (TOPICS_AUG, {"topics__noise_multiplier": 0.01}, "methods.0.noise_multiplier: 0.01 costs"),
         (TOPICS_AUG, {"topics__noise_multiplier": 1e-300}, "methods.0.noise_multiplier: 1e-300 is"),
         (TOPICS_AUG, {"topics__noise_multiplier": 1e300}, "methods.0.noise_multiplier: 1e+300 is"),

@@ -195,7 +195,7 @@ def test_temperature_top_m_threshold_and_contrast() -> None:
     )
     np.testing.assert_allclose(weights(changed(EXACT, top_m=2), COUNTS), [2 / 3, 1 / 3, 0, 0, 0])
     noise = math.sqrt(2) * 4 / 5
-    assert EXACT.density_noise == pytest.approx(noise)
+    assert EXACT.density_noise_std == pytest.approx(noise)
     cut = weights(changed(EXACT, threshold=2 / noise), COUNTS)
     np.testing.assert_allclose(cut, [6 / 8, 2 / 8, 0, 0, 0], atol=1e-12)
     # Of both: 16, 4, 4, 8 of 32. What a has more of than both: the second term alone.
@@ -210,13 +210,13 @@ def test_temperature_top_m_threshold_and_contrast() -> None:
 
 @pytest.mark.parametrize("plan", [RFF, changed(RFF, noise="gaussian", delta=1e-6), ITERATIVE])
 def test_the_noise_of_a_density(plan: DpKps) -> None:
-    """`density_noise` against densities of noise alone. A right one is outside one time in 10^6:
+    """`density_noise_std` against densities of noise alone. A right one is outside once in 10^6:
     the ten terms' densities of a draw are ten numbers with the same noise in them."""
     plan = changed(plan, features=100)
     K, zeros = plan.estimators[0], np.zeros((1, 100), dtype=np.int64)
     draws = [plan.noisy_sums(zeros)[0] for _ in range(1000)]
     found = np.std([density(noise, K(VECTORS)) for noise in draws])
-    assert found == pytest.approx(plan.density_noise, rel=0.1)
+    assert found == pytest.approx(plan.density_noise_std, rel=0.1)
 
 
 def test_the_threshold_of_a_padded_prefix_grows_with_its_factor() -> None:
@@ -224,7 +224,7 @@ def test_the_threshold_of_a_padded_prefix_grows_with_its_factor() -> None:
     P = np.zeros((1, 0), dtype=np.int64)
     found = Sequences(ITERATIVE, VECTORS, noisy).extensions(noisy["a"], P)[0]
     floor = float(np.median(found))
-    unit = ITERATIVE.density_noise * ITERATIVE.estimators[0].padding_factor(1)
+    unit = ITERATIVE.density_noise_std * ITERATIVE.estimators[0].padding_factor(1)
     plan = changed(ITERATIVE, threshold=floor / unit)
     left = np.maximum(found - floor, 0)
     assert np.count_nonzero(left) == len(WORDS) // 2

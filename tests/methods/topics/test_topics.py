@@ -116,8 +116,8 @@ def test_texts_without_words_are_left_out_and_the_longest_words_stand_in(asked: 
     assert plan.cost.epsilon == pytest.approx(plan.config.privacy.epsilon, rel=1e-3)
     units = {"data__unit": "label", "data__max_records_per_unit": 3}
     of_three = make_plan(*asked(rows(2), 2.0, units, topics=2))
-    assert of_three.votes.sigma == pytest.approx(3 * plan.votes.sigma, rel=0.02)
-    assert of_three.noise_multiplier == of_three.votes.sigma / 3
+    assert of_three.votes.noise_std == pytest.approx(3 * plan.votes.noise_std, rel=0.02)
+    assert of_three.noise_multiplier == of_three.votes.noise_std / 3
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_wrong_public_row_is_named(asked: Make, wrong: dict[str, Any], said: s
 
 
 def test_too_few_texts_and_the_private_file_are_refused(asked: Make) -> None:
-    with pytest.raises(InputError, match=r"^method.topics: 3 topics of fewer texts, the 2 with"):
+    with pytest.raises(InputError, match=r"^method.topics: 3 topics need as many texts, but only"):
         make_plan(*asked(rows(2), 2.0, topics=3))
     config, method = asked(rows(2), 2.0, topics=2)
     private = method.model_copy(update={"public": config.data.path})
