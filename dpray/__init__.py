@@ -7,9 +7,9 @@
     synthetic = dpray.run(config)
     synthetic.to_pandas()
 
-This is the Python API, and all that the command line calls. Nothing here prints or exits. Every
-function raises `InputError` for bad input and names the key or the row, `BudgetRefused` if the
-ledger refuses a charge, and `Resumable` for a run that the same call resumes.
+This is the Python API, which the command line calls, too. Nothing here prints or exits. Every
+function raises `InputError` for bad input, which names the key or the row, `BudgetRefused` if the
+ledger refuses a charge, and `Resumable` if the same call resumes the run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
     "run",
 ]
 
-# Every function imports what it needs: nobody waits for torch or Ray before it is used.
+# Every function imports its modules itself: nobody waits for torch or Ray before they are used.
 
 
 def load(path: str | Path, *overrides: str) -> Config:
@@ -77,7 +77,7 @@ def load(path: str | Path, *overrides: str) -> Config:
 
 
 def plan(config: Config) -> Plan:
-    """Return the plan of a run of `config`: its cost and its expected release. Opens no data.
+    """Return the plan of `config`: the cost of a run, and what it will make. Opens no data.
 
     planned = dpray.plan(config)
     planned.cost.epsilon, planned.summary()["records"]
@@ -90,10 +90,10 @@ def plan(config: Config) -> Plan:
 def check(
     config: Config, on_progress: OnProgress = no_progress, *, write: bool = False
 ) -> dict[str, Any]:
-    """Read all rows as a run of `config` will, for their owner alone. Charges nothing.
+    """Read all rows as a run of `config` will, for the owner of the data alone. Charges nothing.
 
-    The counts are exact and NOT private. `write` also writes them to `private/check.json` in the
-    output folder.
+    The counts are exact and NOT private. With `write`, they are also written to
+    `private/check.json` in the output folder.
 
         found = dpray.check(config)
         found["refused"], found["errors"], found["proposals"]
@@ -107,8 +107,8 @@ def check(
 
 
 def compare(config: Config, on_progress: OnProgress = no_progress) -> Comparison:
-    """Ask every method, and the configured chains, for the same number of texts at the same
-    epsilon, and recommend one. Opens no data.
+    """Plan every method for the same number of texts at the same epsilon, and recommend one. Opens
+    no data.
 
         compared = dpray.compare(config)
         compared.recommended, compared.summary()["methods"]["aug_pe"]["signal"]
@@ -196,8 +196,8 @@ def evaluate(
 
 
 def audit(config: Config, on_progress: OnProgress = no_progress, **options: Any) -> dict[str, Any]:
-    """Bound the epsilon of a configuration's mechanisms from below by their real code. Opens no
-    data unless asked to. `options` are those of `dpray.auditing.audit.audit`.
+    """Bound the epsilon of a configuration's mechanisms from below, by draws from their real code.
+    Opens no data unless asked to. `options` are those of `dpray.auditing.audit.audit`.
 
         dpray.audit(config, trials=2000)["holds"]
     """

@@ -22,7 +22,7 @@ COMMANDS = {
     "init": "Write a commented configuration from a file's header and a few answers.",
     "check": "The owner's check of all rows before a run; charges and releases nothing.",
     "plan": "Epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data.",
-    "rehearse": "Try the methods out on public records, with true noise, at no cost.",
+    "rehearse": "Try the methods on public records, with true noise, at no cost.",
     "run": "Make synthetic records; the same command resumes an unfinished run.",
     "evaluate": "Measure synthetic records against real ones. Not private.",
     "audit": "Lower bounds on epsilon by the mechanisms' real code, and canaries.",
@@ -34,13 +34,13 @@ COMMANDS = {
 """`dpray --help` shows these lines."""
 
 LEVELS = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error"}
-"""Libraries read these levels when they are imported, which no command does before it runs: their
-errors are shown, and notes on the machine and its devices are not."""
+"""Log levels that libraries read when they are imported, which is after a command begins. They show
+errors, but no notes on the machine and its devices."""
 
 
 class Commands(TyperGroup):
-    """The group imports a command's module when that command is called: some modules need torch or
-    Ray, and the list of commands needs none of them."""
+    """The group of commands. It imports a command's module when the command is called: the list of
+    commands does not wait for torch and Ray."""
 
     def __init__(self, **options: Any) -> None:
         listed = {name: TyperGroup(name=name, help=line) for name, line in COMMANDS.items()}
@@ -52,7 +52,7 @@ class Commands(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """Import the command `name`: a function of this name, or a group of commands called `app`."""
+    """Import the command `name`, a function of this name or a group of commands called `app`."""
     module = resolve_name(f"dpray.commands.{name}")
     group = typer.Typer(add_completion=False)
     if hasattr(module, "app"):
@@ -110,13 +110,13 @@ def run_command(arguments: list[str] | None = None) -> int:
 
 
 def show_error(error: BaseException) -> int:
-    """Print an error as one line on stderr and return the exit code. An unexpected error is shown
-    as its class alone, because its message could hold private text. If it ended a run, the line
-    also tells whether the run is charged."""
+    """Print an error as one line on stderr and return the exit code. Of an unexpected error, only
+    the class and the place are shown, because its message could hold private text. If the error
+    ended a run, the line also tells whether the run is charged."""
     code, message = 1, f"unexpected {type(error).__name__} at {_place(error)}"
     if isinstance(error, TyperException):
         code, message = 2, error.format_message()
-        if not message:  # the help was shown, for want of a command
+        if not message:  # there was no command, and the help was shown
             return code
     elif isinstance(error, DprayError):
         code, message = error.exit_code, str(error)
@@ -130,7 +130,7 @@ def show_error(error: BaseException) -> int:
 
 
 def _place(error: BaseException) -> str:
-    """Return the last module and line of dpray that the error passed: public, unlike its text."""
+    """Return the last module and line of dpray in the traceback. They are public."""
     passed = ((frame.f_globals.get("__name__", ""), n) for frame, n in walk_tb(error.__traceback__))
     places = [f"{module}:{line}" for module, line in passed if module.startswith("dpray")]
     return places[-1] if places else "?"

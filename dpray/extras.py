@@ -1,4 +1,5 @@
-"""The optional dependencies: what is missing is reported in one sentence with the command."""
+"""The optional dependencies. A missing one is reported in one sentence, with the command that
+installs it."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _EXTRAS = {
     "psycopg": ("psycopg", "postgres"),
     "jsonschema": ("jsonschema", "eval"),
 }
-"""A module, the name of its library, and the extra of dpray that installs it. Ray itself is always
-there: of Ray Train and Ray Serve, a module stands that only they bring."""
+"""By module: the name of its library, and the extra of dpray that installs it. Ray itself is always
+installed, so Ray Train and Ray Serve are recognised by modules that only their extras install."""
 
 
 def is_installed(module: str) -> bool:
@@ -28,8 +29,8 @@ def is_installed(module: str) -> bool:
 
 
 def require(user: str, *modules: str, extra: str | None = None) -> None:
-    """Raise InputError if `user`, a key or a command, needs a module that is not installed. Several
-    extras bring PyTorch: `extra` names the one that has all that the user needs."""
+    """Raise InputError if `user`, a key or a command, needs a module that is not installed. If
+    several extras install a module, `extra` names the one that has all that `user` needs."""
     for module in modules:
         if not is_installed(module):
             library, its_extra = _EXTRAS[module]

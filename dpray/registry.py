@@ -1,5 +1,4 @@
-"""The registry finds a method by its name in the configuration. Each method's folder holds its plan
-and release."""
+"""The registry finds the plan and the release of a method by the method's name."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ NEEDS = {
     "aug_pe": ("torch", "sentence_transformers"),
     "dp_sgd": ("deepspeed", "peft", "torch"),
 }
-"""The optional modules that a method's run imports, whatever the engine. A plan needs none."""
+"""The optional modules that a run of a method imports with any engine. A plan needs none."""
 
 
 def make_plan(config: Config) -> Plan:
@@ -34,8 +33,8 @@ def make_plan(config: Config) -> Plan:
 
 
 def choose(config: Config, records: int) -> Choice:
-    """Return the method's plan for this number of records, its free parameters chosen. Raises
-    InputError if it has none."""
+    """Choose the free parameters of the method for this number of records. Raises InputError if the
+    method has no plan."""
     plan = part(config.method.name, "plan")
     module = plan if hasattr(plan, "choose") else part(config.method.name, "choice")
     chosen: Choice = module.choose(config, config.method, records)
@@ -43,8 +42,8 @@ def choose(config: Config, records: int) -> Choice:
 
 
 def released_losses(plan: Plan, folder: Path) -> Losses | None:
-    """Load the model that the run in `folder` released; return None for a method that releases
-    texts only."""
+    """Return the losses by the model that the run in `folder` released, or None if the method
+    releases texts only."""
     if plan.settings.name != "dp_sgd":
         return None
     from dpray.runs.folder import MODEL
@@ -59,11 +58,11 @@ def run(
     on_progress: OnProgress = lambda progress: None,
     build: BuildEngine = build_engine,
 ) -> dict[str, Any]:
-    """Run or resume `config`, and return the privacy report that it wrote. `build` makes the engine
-    of a section of the configuration, here or on an actor.
+    """Run or resume `config`, and return its privacy report. `build` makes an engine from a section
+    of the configuration, in this process or in an actor.
 
     Raises InputError, BudgetRefused (the data was not opened) and Resumable. Each error says
-    whether the run is charged, and how it goes on.
+    whether the run is charged and how to continue.
     """
     from dpray.runs.folder import ReleaseFolder
     from dpray.runs.runner import Run
@@ -75,7 +74,7 @@ def run(
         for name in sorted(config.method_names):
             require(f"method {name}", *NEEDS.get(name, ()))
         list_files(config.data.path)
-        # Another `build` makes its engine of what it likes.
+        # Another `build` may not need this model.
         if build is build_engine and is_local(config) and config.engine.is_local:
             on_progress(Progress("finding the model"))
             resolve_model(config.engine.model)
@@ -84,12 +83,12 @@ def run(
         release = part(config.method.name, "release").release
         with closing(ReleaseFolder(config.output.path)) as folder:
             return Run(plan, folder, release, on_progress, build).execute()
-    raise AssertionError("`telling_charge` lets no error pass")
+    raise AssertionError("unreachable: `telling_charge` re-raises every error")
 
 
 def _as_begun(config: Config) -> Config:
-    """Return the configuration with the batch size that `auto` was for the run in the folder: this
-    machine, or what is left of its memory, may be another."""
+    """Return the configuration with the batch size that the run in the folder chose for `auto`:
+    another machine, or other free memory, would give another size."""
     from dpray.runs.folder import CONFIG
 
     kept = Path(config.output.path) / "private" / CONFIG
@@ -107,6 +106,6 @@ def _as_begun(config: Config) -> Config:
 def _check_chosen(config: Config) -> None:
     if config.method.name == "auto":
         raise InputError(
-            "method.name: auto is a question to `dpray plan`, which compares the methods; with "
-            "--write it makes the configuration of the one that it recommends"
+            "method.name: auto is for `dpray plan`, which compares the methods; with --write it "
+            "writes the configuration of the method that it recommends"
         )

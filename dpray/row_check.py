@@ -1,7 +1,7 @@
 """The owner's check of all rows before a run: errors, types, lengths, labels, texts to be cut.
 
-The counts are exact, without noise: for the owner's eyes, and never released. None enters a plan or
-a run. Memory does not grow with the files, and no text is kept or shown.
+The counts are exact: they are for the owner alone, and no plan or run uses them. Memory does not
+grow with the files, and no text is kept or shown.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from dpray.types import InputError, OnProgress, Progress, no_progress
 from dpray.workers.rows import data_pieces, to_row
 
 MOST_REASONS, MOST_ROWS = 40, 10
-"""Different errors that are listed, and numbers of rows for each of them."""
+"""The most errors that are listed, and the most rows for each of them."""
 
 MOST_LABELS, LONGEST_LABEL = 20, 40
-"""Values outside `data.labels` are listed if there are no more and none is longer: else they may be
+"""Values outside `data.labels` are listed unless there are more, or one is longer: then they may be
 texts."""
 
 TEXTS_AT_ONCE = 1000
 """Rows between two reports of progress."""
 
 MOST_CUT = 0.05
-"""A limit that cuts a larger share of the texts gets a proposal."""
+"""If a limit cuts a larger share of the texts, another limit is proposed."""
 
 ROUND = 64
-"""Proposed numbers of tokens are multiples of this: a round number says less of the rows."""
+"""Proposed numbers of tokens are multiples of this: a round number tells less about the rows."""
 
 ONE_COLUMN = re.compile(r"; there are: \w+([^\w\s.,'\"-])\w+(?:\1\w+)*(?: |$)")
-"""A header that is one column, with a character between several names."""
+"""Matches a header with a single column that looks like several names with a delimiter."""
 
 SHARES = {"shortest": 0.0, "half": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1.0}
 
@@ -57,9 +57,9 @@ def check_rows(
     on_progress: OnProgress = no_progress,
     load_codec: Callable[[str, int | None], TextCodec] = TextCodec,
 ) -> dict[str, Any]:
-    """Read all rows as a run will, and return what the owner wants to know of them. `load_codec`
-    loads a model's tokenizer. Raises InputError for a configuration that has no plan, and for a
-    path that names no files."""
+    """Read all rows as a run will, and return the counts for the owner. `load_codec` loads a
+    model's tokenizer. Raises InputError if the configuration has no plan, or if its path names no
+    files."""
     plan = make_plan(config)
     pieces = data_pieces(config.data)
     tally = Tally(plan)
@@ -71,7 +71,7 @@ def check_rows(
         except InputError as error:
             tally.no_tokens = str(error)
     for number, piece in enumerate(pieces):
-        # The number of rows is private, and shown to the owner, whose check this is.
+        # The number of rows is private; this check shows it to the owner.
         activity = f"reading file {number + 1} of {len(pieces)}"
         before = tally.rows
         try:
@@ -129,7 +129,8 @@ class Tally:
                 self.tokens[limit.key][limit.tokens(self.codec, record)] += 1
 
     def refuse(self, reason: str, where: Where | None = None) -> None:
-        """Count an error. The first row's has the columns that there are: later ones join it."""
+        """Count an error. The first error of a kind also lists the columns; later ones are counted
+        with it."""
         reason = reason.removeprefix(f"{where}: ")
         alike = (known for known in self.reasons if known.startswith(f"{reason}; there are: "))
         reason = next(alike, reason)
@@ -140,7 +141,7 @@ class Tally:
             self.places[reason].append(str(where))
 
     def _count_other_label(self, where: Where, row: Mapping[str, Any]) -> None:
-        """Count a label that is not configured, if it is certainly no text of a record."""
+        """Count a label that is not configured, unless it may be the text of a record."""
         if self.data.label is None or self.other_labels is None:
             return
         if _type(row, self.data.label, where) in ("missing", "null", "object", "list"):
@@ -206,7 +207,7 @@ class Tally:
 
 
 def _type(row: Mapping[str, Any], name: str, where: Where) -> str:
-    """Return the name of the type of a column's value, as JSON has it."""
+    """Return the JSON type of a column's value."""
     try:
         value = column_of(row, name, where)
     except InputError:
@@ -225,7 +226,7 @@ def cut(lengths: Mapping[int, int], most: int) -> int:
 
 
 def quantiles(lengths: Counter[int]) -> dict[str, int]:
-    """Return lengths that these shares of all texts do not exceed; none without texts."""
+    """Return the quantiles of the lengths for `SHARES`; an empty dictionary without texts."""
     return {name: _length(lengths, share) for name, share in SHARES.items()} if lengths else {}
 
 

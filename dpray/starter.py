@@ -36,20 +36,20 @@ QUESTIONS = {
     "epsilon": "epsilon, the most a run may cost",
     "method": "The method (private_prediction, aug_pe, dp_kps, dp_sgd, auto)",
 }
-"""A person is asked for these if no option says them."""
+"""Questions to a person, for values that no option gives."""
 
 Ask = Callable[[str, str | None], str]
-"""An `Ask` puts a question to a person, with the answer that an empty line stands for."""
+"""Asks a person a question; takes the question and the answer for an empty line."""
 
 T = TypeVar("T")
 
 
-def answered(
+def starter_values(
     path: str, form: FileFormat, given: Mapping[str, Any], looks: bool, ask: Ask | None
 ) -> dict[str, Any]:
-    """Return the values of a configuration: those `given` as options, then a person's answers, then
-    defaults. Reads the header of the first file; with `looks`, its first rows too. Raises
-    InputError that names the options that are missing."""
+    """Return the values of a configuration: from options (`given`), else from a person's answers,
+    else defaults. Reads the header of the first file and, with `looks`, its first rows. Raises
+    InputError that names the missing options."""
     first = list_files(path, "FILE")[0]
     header, form = _as_windows(lambda form: read_file_header(first, form), form)
     usual = {"label": "", "epsilon": "4", "method": "private_prediction"}
@@ -95,8 +95,8 @@ def starter(values: Mapping[str, Any]) -> str:
 
 
 def write_checked(target: Path, text: str) -> None:
-    """Write the configuration, which `load_config` reads. Raises InputError for an answer that it
-    refuses, and then leaves the old file, if there is one."""
+    """Write the configuration if `load_config` accepts it. Otherwise raises InputError and leaves
+    an old file as it is."""
     draft = target.with_name(f".{target.name}.draft")
     try:
         draft.write_text(text, encoding="utf-8")
@@ -109,8 +109,8 @@ def write_checked(target: Path, text: str) -> None:
 
 
 def _as_windows(read: Callable[[FileFormat], T], form: FileFormat) -> tuple[T, FileFormat]:
-    """Return what is read, and in which form. Bytes that are not UTF-8 are taken for Windows'
-    encoding."""
+    """Return the result of `read`, and the file format that it was read with. If the bytes are not
+    UTF-8, that is the encoding of Windows."""
     try:
         return read(form), form
     except InputError as error:
@@ -121,7 +121,8 @@ def _as_windows(read: Callable[[FileFormat], T], form: FileFormat) -> tuple[T, F
 
 
 def _number(answer: str) -> Any:
-    """Return the number that an answer is. Any other answer is refused as a configuration's is."""
+    """Return the number in an answer; any other answer stays a text, which the configuration
+    refuses."""
     try:
         return parse_yaml(answer)
     except ValueError:
@@ -130,7 +131,7 @@ def _number(answer: str) -> Any:
 
 def _labels(file: str, label: str | None, form: FileFormat) -> list[Label]:
     """Return the labels in the first rows. Raises InputError for a row that cannot be read, and for
-    more labels than a label set has."""
+    more than `MOST_LABELS`."""
     found: dict[str, Label] = {}
     for where, row in islice(read_rows(file, form), MOST_LOOKED_AT):
         value = column_of(row, label, where) if label else None
@@ -142,8 +143,8 @@ def _labels(file: str, label: str | None, form: FileFormat) -> list[Label]:
 
 
 def _read_label(word: str) -> Label:
-    """Return the label that a word of the command line stands for: JSON's number, true, false or
-    quoted text, and any other word as it is."""
+    """Return the label for a word of the command line: a number, true, false or a quoted text as in
+    JSON, any other word as it is."""
     try:
         value = json.loads(word)
     except ValueError:
@@ -184,8 +185,8 @@ def _usual(path: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def usual_text(columns: Sequence[str]) -> str | None:
-    """Return the column of the text if the header leaves no doubt. A single word may be a name; a
-    single sentence is more likely the first row of a file without a header."""
+    """Return the column of the text if the header leaves no doubt. If it is a single word, that is
+    a column; if it is a sentence, the file probably has no header."""
     if len(columns) == 1 and re.fullmatch(r"[^\W\d]\w{0,39}", columns[0]):
         return columns[0]
     return next((name for name in columns if name.lower() == "text"), None)
@@ -204,13 +205,13 @@ def _scalar(value: Any) -> str:
 
 
 def default_config_path(path: str) -> Path:
-    """Return the name of the configuration beside a file: `notes.yaml` for `notes.csv.gz`. That of
-    a folder, a glob or a cloud path lies in the working directory."""
+    """Return the path of a new configuration: `notes.yaml` beside `notes.csv.gz`. For a folder, a
+    glob or a cloud path, it is in the working directory."""
     local = Path(path)
     return (local.parent if local.is_file() else Path()) / f"{stem(path)}.yaml"
 
 
 def stem(path: str) -> str:
-    """Return a plain name for the data: its file's name without endings."""
+    """Return a plain name for the data: the name of its file without endings."""
     name = path.rstrip("/").rsplit("/", 1)[-1].partition("#")[0].partition(".")[0]
     return re.sub(r"[^\w-]+", "-", name).strip("-") or "data"

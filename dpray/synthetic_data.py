@@ -1,4 +1,4 @@
-"""A release as a list, a data frame, a Ray Dataset or a Dataset of Hugging Face."""
+"""A release is read as a list, a data frame, a Ray Dataset or a Dataset of Hugging Face."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import ray.data
 
-# Imports within a function load libraries that the other functions should not have to wait for.
+# Libraries are imported within the functions that need them: the other functions do not wait.
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class SyntheticData:
         return pd.DataFrame(self.records)
 
     def to_ray(self) -> ray.data.Dataset:
-        """Return the records as a Ray Dataset; Ray starts, without its notes, if this process has
-        none. Raises InputError for labels of several types."""
+        """Return the records as a Ray Dataset; starts Ray quietly if it does not run. Raises
+        InputError for labels of several types."""
         import pyarrow as pa
         import ray.data
 
@@ -72,11 +72,12 @@ class SyntheticData:
         return datasets.Dataset.from_list(self._of_one_type("to_datasets"))
 
     def _of_one_type(self, asked: str) -> list[dict[str, Any]]:
-        """Return the records for a table of Arrow, which would make 0 of false, or 1.0 of 1."""
+        """Return the records for an Arrow table. Raises InputError for labels of several types,
+        because Arrow would turn false into 0, or 1 into 1.0."""
         records = self.records
         if len({type(record["label"]) for record in records}) > 1:
             raise InputError(
-                f"{asked}: the labels are of several types, and a column of Arrow has one; "
+                f"{asked}: the labels have several types, but an Arrow column has one; "
                 "`to_pandas` and `records` keep them"
             )
         return records

@@ -23,8 +23,8 @@ _UNPRINTABLE = re.compile(
 
 
 def printable(text: str) -> str:
-    """Return the text for a terminal. Control characters, which could move the cursor or rewrite
-    what is above, marks that turn the direction of writing, and lone surrogates become U+FFFD."""
+    """Return the text for a terminal, with U+FFFD for lone surrogates, for control characters,
+    which could rewrite other lines, and for marks that change the direction of writing."""
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
@@ -39,8 +39,8 @@ def add_or_remove(privacy_unit: str) -> str:
 
 
 class Terminal(Console):
-    """The console interprets no string as markup: a data set may be called "[/bold]", and a text
-    may hold escape sequences. dpray's own bold and colour are `Text`."""
+    """A console that takes no string for markup: a data set may be called "[/bold]", and a text may
+    hold escape sequences. dpray itself uses `Text` for bold and colour."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False)
@@ -56,10 +56,10 @@ class Terminal(Console):
 def titled_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[RenderableType]]
 ) -> Table:
-    """Make a table whose first column holds words and whose others hold numbers."""
+    """Make a table with words in the first column and numbers in the others."""
     table = Table(title=title, title_justify="left")
     for place, column in enumerate(columns):
-        # A name that is too long for its column goes on in the next line.
+        # A name that is too long for its column is continued in the next line.
         table.add_column(column, justify="right" if place else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -68,9 +68,9 @@ def titled_table(
 
 @contextmanager
 def progress_bar(activity: str = "", *, transient: bool = True) -> Iterator[OnProgress]:
-    """Draw a bar of public quantities on stderr while the block runs, and yield the function that
-    moves it, to be given as `on_progress`. There is no bar if stderr is no terminal; a
-    `transient` bar is erased at the end."""
+    """Draw a progress bar of public quantities on stderr while the block runs. Yields the function
+    that moves it, for use as `on_progress`. There is no bar if stderr is no terminal; a `transient`
+    bar is erased at the end."""
     console = Terminal(stderr=True)
     bar = Bar(
         TextColumn("{task.fields[activity]}", markup=False),

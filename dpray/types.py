@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 class DprayError(Exception):
     """An error that a person can act on. The command line ends with its `exit_code`.
 
-    The message goes to terminals and logs: it names a key, a row number or a path, and never holds
-    a record's text.
+    The message goes to terminals and logs. It names a key, a row number or a path, and never holds
+    the text of a record.
     """
 
     exit_code = 1
@@ -78,11 +78,11 @@ class LedgerFull(LedgerUnavailable, Resumable):
 
 
 class LedgerConflict(LedgerError):
-    """The ledger holds the key already, for something else."""
+    """The ledger already has this charge key or unit of work, with other content."""
 
 
 class AlreadyPublished(LedgerConflict):
-    """Another attempt has published this unit: a charge pays for one release of each."""
+    """Another attempt has published this unit of work, and a charge pays for one output of each."""
 
 
 class MissingLedger(InputError):
@@ -115,8 +115,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Progress:
-    """Public quantities of work under way: the progress of its present part. There is no total if
-    it would reveal the number of records."""
+    """The progress of the present activity, in public quantities. There is no total if it would
+    reveal the number of records."""
 
     activity: str
     completed: int = 0
@@ -132,14 +132,14 @@ def no_progress(progress: Progress) -> None:
 
 
 def valid_unicode(text: str) -> str:
-    """Replace lone surrogates by question marks: JSON, and models' answers, may hold them;
+    """Replace lone surrogates by question marks. JSON and models' answers may hold them, but
     tokenizers, files and databases refuse them."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
-"""A regular expression's bracket may hold these: C0 but tab and line feed, delete, C1, and lone
-surrogates."""
+"""Control characters for the brackets of a regular expression: C0 without tab and line feed,
+delete, C1, and lone surrogates."""
 
 
 def first_line(error: BaseException | None) -> str:

@@ -36,7 +36,7 @@ Settings = Callable[..., dict[str, Any]]
         ({"data__max_records_per_unit": 3}, "data.max_records_per_unit: "),
         ({"data__delimiter": ";;"}, "data.delimiter: one character, or "),
         ({"data__delimiter": "\n"}, "data.delimiter: one character, or "),
-        ({"data__delimiter": '"'}, "data.delimiter: is the sign around a cell"),
+        ({"data__delimiter": '"'}, "data.delimiter: is the character around a cell"),
         ({"data__encoding": "cp12525"}, "data.encoding: not an encoding of texts that Python"),
         ({"data__encoding": "rot13"}, "data.encoding: not an encoding of texts that Python"),
         ({"data__text": []}, "data.text: a column, or a list of columns"),

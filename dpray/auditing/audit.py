@@ -42,20 +42,21 @@ def audit(
     on_progress: OnProgress = lambda progress: None,
     load_embedder: Callable[[str], Embedder] = SentenceTransformerEmbedder,
 ) -> dict[str, Any]:
-    """Bound the epsilon of the plan's mechanisms from below by their real code; opens no data.
+    """Bound the epsilon of the plan's mechanisms from below, by draws from their real code; opens
+    no data.
 
-    `trials` is the number of draws of each mechanism in each of two worlds. All bounds together are
-    below the true epsilons with probability `confidence`.
+    `trials` is the number of draws of each mechanism in each of two worlds. With probability
+    `confidence`, all bounds are below the true epsilons.
 
-    `members` are records that the finished run at `output.path` was made from, `non_members` others
-    like them. With both, a membership attack on the release is added. With `canaries`, `run` runs
-    the method on a copy of the data with made-up secrets. They are looked for in the release and,
-    if the model is released, ranked by it among `candidates` look-alikes. Both results are private,
-    and neither charges a budget.
+    `members` are records that the finished run at `output.path` was made from, `non_members` are
+    similar records. With both, a membership attack on the release is added. With `canaries`, `run`
+    runs the method on a copy of the data with made-up secrets. The audit looks for the secrets in
+    the release and, if a model is released, ranks each by the model among `candidates` look-alikes.
+    Both results are private, and neither charges a budget.
 
     Returns `mechanisms` (a `Finding` each), `holds` (whether all hold), and `membership` and
-    `canaries` if asked for. Raises InputError, before anything is drawn, for bad arguments, and for
-    a plan without a claim if nothing else is asked for.
+    `canaries` if asked for. Raises InputError, before anything is drawn, for bad arguments, or if
+    the plan makes no claim and nothing else is asked for.
     """
     if (members is None) != (non_members is None):
         raise InputError("members and non-members: give both, or neither")
@@ -84,8 +85,8 @@ def audit(
 
 
 def _bounds(plan: Plan, trials: int, confidence: float, on_progress: OnProgress) -> dict[str, Any]:
-    """Audit every mechanism that the plan charges for; opens no data and no ledger. With
-    probability `confidence` no bound is above its true epsilon."""
+    """Audit every mechanism of the plan; opens no data and no ledger. With probability `confidence`
+    no bound is above its true epsilon."""
     findings = []
     if not plan.config.not_private:
         targets = list(plan.audit_targets())
@@ -111,7 +112,7 @@ def _membership(
     confidence: float,
     load_embedder: Callable[[str], Embedder],
 ) -> Callable[[], dict[str, Any]]:
-    """Read the attack's texts and load its model. Returns the attack, to be called."""
+    """Read the texts of the attack and load its model. Returns a function that runs the attack."""
     # Imported late: bounds do not need scikit-learn.
     from dpray.evaluation.membership import check_numbers, membership
 

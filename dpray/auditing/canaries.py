@@ -1,9 +1,9 @@
-"""Canaries are made-up records with a secret, which is looked for in the release (Yue et al. 2023,
-4.5 and Table 8; exposure by Carlini et al. 2019, "The Secret Sharer").
+"""Canaries are made-up records with a secret that the audit looks for in the release (Yue et al.
+2023, 4.5 and Table 8; exposure by Carlini et al. 2019, "The Secret Sharer").
 
-Secrets are made up anew for every audit and put into a copy of the records. The method runs on it
-with a folder and a ledger of its own, both gone afterwards: it charges the data set's budget
-nothing, so nothing of that run may be released.
+Every audit makes new secrets and puts them into a copy of the records. The method runs on the copy
+with its own folder and ledger, which are then deleted. The data set's budget is charged nothing, so
+nothing of that run may be released.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _SIGNS = {
     "9": "0123456789",
     "A": "ABCDEFGHJKLMNPRSTVWXYZ",
 }
-"""A pattern's letters stand for signs drawn from these; its other signs stand for themselves."""
+"""Each of these letters in a pattern is replaced by a random character of its string."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A sentence with a place for a secret, drawn from the many millions of a pattern."""
+    """A sentence with a place for a secret. Millions of secrets fit the pattern."""
 
     name: str
     sentence: str
@@ -92,7 +92,8 @@ def look_alikes(canary: Canary, number: int, rng: np.random.Generator) -> list[s
 def ranked(losses: Sequence[float]) -> dict[str, float]:
     """Rank the first loss, the canary's, among all, lowest first; a tie counts half.
 
-    `exposure` is the bits of the secret that the model gives away, about 1.4 if it knows nothing.
+    `exposure` is the number of bits of the secret that the model gives away; its mean is about 1.4
+    if the model knows nothing.
     """
     own, others = losses[0], np.array(losses[1:])
     rank = 1 + float((others < own).sum()) + float((others == own).sum()) / 2
@@ -100,7 +101,7 @@ def ranked(losses: Sequence[float]) -> dict[str, float]:
 
 
 def check_canaries(plan: Plan, candidates: int) -> None:
-    """Raise InputError if there are no records, or no place for canaries among them."""
+    """Raise InputError if there are no records, or if canaries cannot be put among them."""
     if candidates < 1:
         raise InputError(f"candidates: {candidates} look-alikes are too few; at least 1")
     list_files(plan.config.data.path)
@@ -116,14 +117,15 @@ def try_canaries(
     released_losses: Callable[[Plan, Path], Losses | None],
     on_progress: OnProgress = lambda progress: None,
 ) -> list[dict[str, Any]]:
-    """Run the plan's configuration by `run` on its records and the canaries, and look for these.
+    """Run the plan's configuration by `run` on its records with the canaries, and look for them.
 
-    Returns an entry for each canary: its kind and repetitions, the number of released texts that
-    hold its secret (`leaks`), and, if the model is released, the secret's rank among `candidates`
-    look-alikes and itself and its exposure. Private: computed from a run that charges nothing.
+    Returns an entry for each canary: its kind and repetitions, and the number of released texts
+    that hold its secret (`leaks`). If the model is released, the entry also has the secret's rank
+    among itself and `candidates` look-alikes, and its exposure. The result is private, because the
+    run charges nothing.
 
-    Each repetition of a canary is a record and a unit of its own. Raises DprayError if the run
-    does not finish.
+    Each repetition of a canary is its own record and unit. Raises DprayError if the run does not
+    finish.
     """
     rng = generator(new_key())
     # Labels and control values are drawn uniformly.
@@ -157,7 +159,7 @@ def try_canaries(
 
 
 def _run_copy(config: Config, folder: Path, run: RunMethod, on_progress: OnProgress) -> None:
-    """Run the configuration on the folder's records, with a ledger and an output of its own."""
+    """Run the configuration on the folder's records, with its own ledger and output."""
     changes = {
         "data": {"path": f"{folder}/records.jsonl", "encoding": None},
         "privacy": {"ledger": f"sqlite:///{folder}/ledger.db"},
@@ -177,14 +179,14 @@ def _run_copy(config: Config, folder: Path, run: RunMethod, on_progress: OnProgr
 def _rows(
     data: DataConfig, planted: Sequence[tuple[Canary, dict[str, str]]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records in their order, then the canaries with the last record's other columns."""
+    """Yield the records in order, then the canaries with the other columns of the last record."""
     row: dict[str, Any] = {}
     for source in list_files(data.path):
         for where, row in read_rows(source, data.format):
             if data.label is None:
                 yield row
                 continue
-            # The label gets its type, which the cells of CSV do not have.
+            # The label gets its configured type: cells of CSV have no types.
             value = column_of(row, data.label, where)
             name = match_label(value, data.label_names, data.label, where)
             yield row | {data.label: data.released_label(name)}

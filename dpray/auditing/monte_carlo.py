@@ -1,9 +1,9 @@
 """Draws from a mechanism in two neighbouring worlds bound its epsilon from below (Ding et al. 2018;
 Jagielski et al. 2020). A plan names its `Target`s; the audit returns a `Finding` for each.
 
-Half of the draws choose an event; the other half, which it does not depend on, bound its two
-probabilities. So the bound holds whatever the search for the event did. The targets of mechanisms
-that several methods use are here too: the label histogram and the votes.
+Half of the draws choose an event; the other half bound its two probabilities. The halves are
+independent, so the bound holds however the event was chosen. The targets of mechanisms that several
+methods use, the label histogram and the votes, are here too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpray.mechanisms.votes import VoteHistogram, count_votes
 from dpray.types import InputError, OnProgress, Progress
 
 Scores = npt.NDArray[np.float64]
-"""The statistics of each draw, shape (statistics, trials); larger if the unit is there."""
+"""The statistics of each draw, shape (statistics, trials); the unit makes them larger."""
 
 FEWEST_TRIALS = 200
 
@@ -34,8 +34,8 @@ OTHERS = 20
 MOST_THRESHOLDS = 400
 
 CAUTION = 0.01
-"""An event is chosen by its bound at this share of alpha. The best of hundreds of bounds belongs to
-a rare event that was lucky, and luck does not last into the second half."""
+"""An event is chosen by its bound at this fraction of alpha. The best of hundreds of bounds at
+alpha would often be that of a rare event that was seen by chance."""
 
 
 def clopper_pearson_lower(hits: Any, trials: int, alpha: float) -> Any:
@@ -51,19 +51,18 @@ def clopper_pearson_lower(hits: Any, trials: int, alpha: float) -> Any:
 
 
 def clopper_pearson_upper(hits: Any, trials: int, alpha: float) -> Any:
-    """Return the upper bound: the true probability is above it with probability at most `alpha`."""
+    """Return an exact upper confidence bound: the true probability is above it with probability at
+    most `alpha`."""
     return 1.0 - clopper_pearson_lower(trials - np.asarray(hits), trials, alpha)
 
 
 def epsilon_lower_bound(likely: Any, rare: Any, trials: int, delta: float, alpha: float) -> Any:
-    """Bound epsilon from below by the counts of one event in two neighbouring worlds.
-
-    It was seen `likely` times in `trials` runs of one world and `rare` times in `trials` of the
-    other.
+    """Bound epsilon from below by the counts of one event in two neighbouring worlds: `likely` of
+    `trials` draws in one world, `rare` of `trials` draws in the other.
 
     (epsilon, delta)-DP says P <= e^epsilon Q + delta, so epsilon >= log((P - delta) / Q). P is
-    bounded from below and Q from above, each at alpha / 2, so the true epsilon is below the result
-    with probability at most `alpha`. 0 if nothing is proven. Elementwise.
+    bounded from below and Q from above, each at alpha / 2. So the true epsilon is below the result
+    with probability at most `alpha`. The result is 0 if nothing is proven. Elementwise.
     """
     p = clopper_pearson_lower(likely, trials, alpha / 2) - delta
     q = clopper_pearson_upper(rare, trials, alpha / 2)
@@ -72,8 +71,9 @@ def epsilon_lower_bound(likely: Any, rare: Any, trials: int, delta: float, alpha
 
 @dataclass(frozen=True)
 class SeenEvent:
-    """One statistic is at least `threshold` (with `below`: at most), which is taken to be likelier
-    with the unit (with `without`: without it). An array of thresholds stands for one event each."""
+    """The event that one statistic is at least `threshold`, or with `below`, at most. It is assumed
+    to be likelier with the unit, or with `without`, without it. An array of thresholds stands for
+    one event each."""
 
     statistic: int
     threshold: Any
@@ -95,9 +95,9 @@ class SeenEvent:
 
 @dataclass(frozen=True)
 class Target:
-    """One mechanism to audit: its real code, and the privacy event that is claimed for one draw.
+    """A mechanism to audit: its real code, and the privacy event that it claims for one draw.
 
-    `inputs` are the neighbouring inputs, in words. `draw(with_unit, trials)` runs the mechanism
+    `inputs` describes the neighbouring inputs. `draw(with_unit, trials)` runs the mechanism
     independently for each of at most `at_once` trials.
     """
 
@@ -108,7 +108,8 @@ class Target:
     at_once: int = 500
 
     def most(self, trials: int, delta: float, alpha: float) -> float:
-        """Return the largest bound that `trials` can prove, for a mechanism that hides nothing."""
+        """Return the largest bound that `trials` draws can prove: that of a mechanism that hides
+        nothing."""
         half = trials - trials // 2
         return float(epsilon_lower_bound(half, 0, half, delta, alpha))
 
@@ -138,7 +139,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Finding:
-    """A target's claim and its bounds, all of them epsilons at the same delta."""
+    """A target's claimed epsilon, its lower bound, and the largest bound (`most`) that the trials
+    could prove, all at the same delta."""
 
     name: str
     inputs: str
@@ -190,13 +192,14 @@ def best_event(scores: tuple[Scores, Scores], delta: float, alpha: float) -> See
 
 
 def laplace_scores(x_RN: npt.NDArray[Any], shift: float | npt.NDArray[Any], scale: float) -> Scores:
-    """Return three statistics of R draws of Laplace noise, shape (3, R).
+    """Return three statistics of R draws of N values with noise of Laplace scale `scale`, shape
+    (3, R).
 
-    The other records' part is already subtracted from `x_RN`. The first statistic is the
-    log-likelihood ratio of noise around `shift` (one, or one for each of N values) to noise around
-    0: for a correct mechanism no test of the same draws is more powerful (Neyman and Pearson 1933).
-    The second is the ratio for twice the shift, and the third the plain sum in units of the scale:
-    they show a unit that contributes more than it may.
+    `x_RN` has the other records' part already subtracted. The first statistic is the log-likelihood
+    ratio of noise around `shift` (one, or one for each of the N values) to noise around 0: for a
+    correct mechanism no test of the same draws is more powerful (Neyman and Pearson 1933). The
+    second is the ratio for twice the shift, the third the sum over the scale: these two show a unit
+    that contributes more than it may.
     """
     x_RN = np.asarray(x_RN, dtype=np.float64)
     ratios = (np.abs(x_RN) - np.abs(x_RN - times * shift) for times in (1, 2))
@@ -204,7 +207,7 @@ def laplace_scores(x_RN: npt.NDArray[Any], shift: float | npt.NDArray[Any], scal
 
 
 def labels_target(histogram: LabelHistogram) -> Target:
-    """Audit the label histogram; all of the unit's records have one label."""
+    """Audit the label histogram; all records of the unit have the same label."""
     label, k = histogram.labels[0], histogram.records_per_unit
 
     def draw(with_unit: bool, trials: int) -> Scores:
@@ -216,8 +219,7 @@ def labels_target(histogram: LabelHistogram) -> Target:
 
 
 def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> Target:
-    """Audit the votes; those of all the unit's records fall on the same text, in every
-    iteration."""
+    """Audit the votes; all records of the unit vote for the same text, in every iteration."""
     k, texts = votes.records_per_unit, np.eye(2, dtype=np.float32)
     others, unit = np.tile(texts, (OTHERS // 2, 1)), np.tile(texts[:1], (k, 1))
 

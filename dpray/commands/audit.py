@@ -1,4 +1,4 @@
-"""`dpray audit` compares the claims on epsilon with lower bounds from draws of the mechanisms."""
+"""`dpray audit` compares claimed epsilons with lower bounds from draws of the mechanisms."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from dpray.terminal import Terminal, progress_bar, titled_table
 Members = Annotated[
     str | None, typer.Option(help="Records that the finished run at output.path was made of.")
 ]
-NonMembers = Annotated[str | None, typer.Option(help="Records like them that had no part in it.")]
+NonMembers = Annotated[
+    str | None, typer.Option(help="Similar records that had no part in that run.")
+]
 Canaries = Annotated[
     bool,
     typer.Option(
         "--canaries",
         help="Also run the method on a copy of data.path with made-up secrets in it, and look for "
-        "them in what comes out. Opens the data; charges no budget.",
+        "them in the release. Opens the data; charges no budget.",
     ),
 ]
 
@@ -36,7 +38,7 @@ def audit(
     overrides: Overrides = None,
     as_json: AsJson = False,
     confidence: Annotated[
-        float, typer.Option(help="That all bounds hold, together; at least 0.5.")
+        float, typer.Option(help="The probability that all bounds hold together; at least 0.5.")
     ] = 0.95,
     trials: Annotated[int, typer.Option(help="Draws of each mechanism in each world.")] = 10_000,
     members: Members = None,
@@ -49,9 +51,9 @@ def audit(
         Path | None, typer.Option(help="Also write the findings to this file, as JSON.")
     ] = None,
 ) -> None:
-    """Bound epsilon from below by the mechanisms' real code; opens no data for that.
+    """Bound epsilon from below, by draws from the mechanisms' real code; opens no data for that.
 
-    Ends with code 1 if a bound is above its claim.
+    Exit code 1 if a bound is above its claim.
     """
     loaded = dpray.load(config, *overrides or [])
     if out is not None:
@@ -83,18 +85,18 @@ def show_audit(result: dict[str, Any], console: Terminal) -> None:
         console.print(_bounds_table(result))
         broken = [found for found in result["mechanisms"] if not found["holds"]]
         for found in broken:
-            said = (
+            message = (
                 f"EXCEEDED: {found['name']}: eps is at least "
-                f"{found['lower_bound']:.4f}, claimed are {found['claimed']:.4f}"
+                f"{found['lower_bound']:.4f}, but the claim is {found['claimed']:.4f}"
             )
-            console.print(said, style="bold red", soft_wrap=True)
+            console.print(message, style="bold red", soft_wrap=True)
         for found in result["mechanisms"]:
             if found["most"] < found["claimed"]:
-                said = (
-                    f"{found['name']}: so few trials could not refute the claim, "
-                    "whatever the mechanism did; give more --trials"
+                message = (
+                    f"{found['name']}: this number of trials cannot refute the claim, whatever the "
+                    "mechanism does; give more --trials"
                 )
-                console.note("note", "yellow", said)
+                console.note("note", "yellow", message)
         if not broken:
             console.print("No bound is above its claim. That is no proof: a bound can only refute.")
     if (membership := result.get("membership")) is not None:

@@ -23,8 +23,10 @@ def check(
     as_json: AsJson = False,
 ) -> int:
     """Read all rows as a run will: errors by row, types, lengths, labels, texts that will be cut.
-    The counts are exact, so for the owner alone; nothing is charged. Exit code 2 if a row would end
-    a run."""
+
+    The counts are exact, so they are for the owner alone. Nothing is charged. Exit code 2 if a row
+    would end a run.
+    """
     loaded = dpray.load(config, *overrides or [])
     with progress_bar("planning") as on_progress:
         found = dpray.check(loaded, on_progress, write=write)
@@ -56,11 +58,11 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
         words = f"will be cut to {limit['most']:,} tokens ({limit['key']})"
         console.print(f"{limit['cut']:,} texts {words}", soft_wrap=True)
     for each in found["proposals"]:
-        # A length follows from private rows, and the configuration is released.
-        note = "; it follows from private rows, and is released" if "method" in each["key"] else ""
+        # A proposed length depends on private rows, and the configuration is released.
+        note = "; it depends on private rows, and is released" if "method" in each["key"] else ""
         console.note("proposal", "yellow", f"{each['key']}={each['value']}: {each['why']}{note}")
     if found["refused"]:
-        console.note("refused", "red", "a run would end at such a row; nothing was charged")
+        console.note("refused", "red", "these errors would end a run; nothing was charged")
     else:
         console.note("ok", "green", "a run can read every row")
 

@@ -1,4 +1,4 @@
-"""The configuration that a command chooses, as a new file."""
+"""A command writes the configuration that it chose to a new file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpray.types import InputError
 
 
 def check_new(write: str | None) -> None:
-    """Raise InputError if the file is there already: before the work, not after it."""
+    """Raise InputError if the file exists, before the work instead of after it."""
     if write is not None and Path(write).exists():
         raise InputError(f"--write: {write} is there already")
 

@@ -24,28 +24,28 @@ from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.report.tables import plus_minus
 from dpray.terminal import Terminal, printable, titled_table
 
-# Private and test texts that the evaluation reads, so that a laptop embeds them in seconds.
 EVALUATED = 600
+"""Private texts, and test texts, in the evaluation: a laptop embeds them in seconds."""
 
 Labelled = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Show:
-    """A demo: the file of its configuration, the folder of its texts, that of its model (None if
-    the configuration names the model), and `what` the texts are."""
+class Demo:
+    """The file of a demo's configuration, the folders of its texts and of its model (None if the
+    configuration names the model), and a description."""
 
     config: str
     texts: str
     model: str | None
-    what: str
+    description: str
 
 
-SHOWS = {
-    "packaged": Show(
+DEMOS = {
+    "packaged": Demo(
         "demo.yaml", "data", "model", "fictional clinic notes, a small packaged model"
     ),
-    "smollm2": Show(
+    "smollm2": Demo(
         "messages.yaml",
         "messages",
         None,
@@ -58,7 +58,7 @@ SHOWS = {
 def demo(
     out: Annotated[
         Path | None,
-        typer.Option(help="The demo's folder; out/demo or out/demo-smollm2 if none is named."),
+        typer.Option(help="The demo's folder; by default out/demo or out/demo-smollm2."),
     ] = None,
     model: Annotated[
         Literal["packaged", "smollm2"],
@@ -70,20 +70,20 @@ def demo(
 
     With `--model smollm2` a larger model writes messages of a bank's customers, from real ones.
     """
-    show = SHOWS[model]
-    out = out or Path("out/demo" if show.model else f"out/demo-{model}")
+    chosen = DEMOS[model]
+    out = out or Path("out/demo" if chosen.model else f"out/demo-{model}")
     refuse_cloud(out, "--out")
     folder = Path(str(resources.files("dpray.demo")))
-    config = demo_config(folder, out, show)
+    config = demo_config(folder, out, chosen)
     console = Terminal(stderr=as_json)
     console.note(
         "dpray demo",
         "bold",
-        f"{config.data.public_size} {show.what}, engine {config.engine.kind}. "
+        f"{config.data.public_size} {chosen.description}, engine {config.engine.kind}. "
         "The texts play the private data.",
     )
     report = run_with_progress(config)
-    evaluation = _evaluation(config, folder / show.texts, out)
+    evaluation = _evaluation(config, folder / chosen.texts, out)
     from dpray.report.page import write_report
 
     _, private_page = write_report(out, public=False)
@@ -100,22 +100,23 @@ def demo(
     )
 
 
-def demo_config(folder: Path, out: Path, show: Show) -> Config:
+def demo_config(folder: Path, out: Path, chosen: Demo) -> Config:
     """Return the packaged configuration with this machine's engine and paths."""
     kind = "vllm" if importlib.util.find_spec("vllm") else "transformers"
     places = {
-        "data.path": folder / show.texts / "private.jsonl",
+        "data.path": folder / chosen.texts / "private.jsonl",
         "engine.kind": kind,
         "privacy.ledger": f"sqlite:///{out.absolute()}/private/ledger.db",
         "output.path": out,
     }
-    if show.model is not None:
-        places["engine.model"] = folder / show.model
-    return load_config(folder / show.config, [f"{key}={value}" for key, value in places.items()])
+    if chosen.model is not None:
+        places["engine.model"] = folder / chosen.model
+    return load_config(folder / chosen.config, [f"{key}={value}" for key, value in places.items()])
 
 
 def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, Any]:
-    """Evaluate the synthetic texts beside real ones and the model's without private texts."""
+    """Evaluate the synthetic texts against real ones. The floor are texts that the model writes
+    without private texts."""
     path = out / "private" / "evaluation.json"
     if path.exists():
         return read_json(path)
@@ -134,7 +135,7 @@ def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, Any]:
 
 
 def _floor(config: Config) -> Labelled:
-    """Make from the public prompts alone as many texts as the run makes at most."""
+    """Make `max_records` texts from the public prompts alone."""
     from dpray.engines.base import Sampling
     from dpray.engines.transformers import TransformersEngine
     from dpray.methods.private_prediction.prompts import load_template

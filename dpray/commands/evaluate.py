@@ -49,7 +49,7 @@ def _options() -> Iterator[Parameter]:
 
 
 def show_evaluation(result: dict[str, Any], path: Path) -> None:
-    """Print the tables of `evaluation.json`, which is at `path`, without the topics' terms, which
+    """Print the tables of the evaluation at `path`. The topics are left out, because their terms
     are words of private texts."""
     from dpray.report.tables import evaluation_tables
 

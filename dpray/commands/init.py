@@ -11,21 +11,21 @@ import typer
 
 from dpray.commands.plan import AsJson
 from dpray.io.formats import FileFormat, known_encoding, one_sign
-from dpray.starter import answered, default_config_path, starter, write_checked
+from dpray.starter import default_config_path, starter, starter_values, write_checked
 from dpray.terminal import Terminal
 from dpray.types import InputError
 
 Method = Literal["private_prediction", "aug_pe", "dp_kps", "dp_sgd", "auto"]
 
 LOOK = (
-    "Read the first rows too, for the names of the labels and the encoding. They are private: the "
-    "names go into the file for you to check."
+    "Also read the first rows, for the names of the labels and the encoding. Rows are private: "
+    "check the names in the written file."
 )
 
 DataFile = Annotated[str, typer.Argument(help="A data file, folder, glob or hf://name.")]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="The configuration; NAME.yaml beside the file."),
+    typer.Option("--output", "-o", help="The configuration; by default NAME.yaml beside FILE."),
 ]
 Text = Annotated[str | None, typer.Option(help="The column of the text.")]
 Label = Annotated[str | None, typer.Option(help="The column of the label.")]
@@ -36,7 +36,7 @@ Size = Annotated[
 ]
 Epsilon = Annotated[float | None, typer.Option(help="The most the run may cost.")]
 Delta = Annotated[
-    float | None, typer.Option(help="Below 1 / public size by a factor of ten if not given.")
+    float | None, typer.Option(help="By default below 1 / public size by a factor of ten.")
 ]
 MethodName = Annotated[Method | None, typer.Option(help="The method; auto compares all.")]
 Vocabulary = Annotated[str | None, typer.Option(help="For dp_kps: public terms.")]
@@ -45,11 +45,13 @@ Model = Annotated[str | None, typer.Option(help="A folder, a hub's name, or smol
 Out = Annotated[str | None, typer.Option(help="The folder of the release.")]
 Delimiter = Annotated[
     str | None,
-    typer.Option(parser=one_sign, metavar="TEXT", help="Of CSV, if the header misleads."),
+    typer.Option(parser=one_sign, metavar="TEXT", help="Delimiter of CSV, if the header misleads."),
 ]
 Encoding = Annotated[
     str | None,
-    typer.Option(parser=known_encoding, metavar="TEXT", help="Of text files, such as cp1252."),
+    typer.Option(
+        parser=known_encoding, metavar="TEXT", help="Encoding of text files, such as cp1252."
+    ),
 ]
 Looks = Annotated[bool, typer.Option("--look", help=LOOK)]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file.")]
@@ -76,8 +78,8 @@ def init(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a commented configuration. Reads the header of the file, and no row without --look;
-    asks for what no option says, if a person is at the terminal."""
+    """Write a commented configuration. Reads the header of the file, and no row without --look. On
+    a terminal, asks for values that no option gives."""
     given = {
         "text": text, "label": label, "labels": labels, "unit": unit, "public_size": public_size,
         "epsilon": epsilon, "delta": delta, "method": method, "vocabulary": vocabulary,
@@ -88,7 +90,7 @@ def init(
         raise InputError(f"--output: {target} is there already; --force replaces it")
     ask = _ask if sys.stdin.isatty() and not as_json else None
     form = FileFormat(delimiter, encoding)
-    values = answered(file, form, given, looks, ask)
+    values = starter_values(file, form, given, looks, ask)
     write_checked(target, starter(values))
     if as_json:
         typer.echo(json.dumps({"config": str(target), "columns": values["columns"]}))

@@ -18,7 +18,9 @@ from dpray.ledger.store import parse_url
 from dpray.terminal import Terminal, printable
 from dpray.types import Budget, InputError, MissingLedger
 
-app = typer.Typer(no_args_is_help=True, help="The budgets: what each data set may spend and has.")
+app = typer.Typer(
+    no_args_is_help=True, help="The budgets: what each data set may spend and has spent."
+)
 
 Url = Annotated[
     str,
@@ -34,14 +36,14 @@ def create(
     epsilon: Annotated[float, typer.Option(help="What all runs together may spend.")],
     delta: Annotated[float, typer.Option(help="The delta that all runs share.")],
     composition: Annotated[
-        str, typer.Option(help="basic: the runs' sums; renyi: a filter at one Renyi order.")
+        str, typer.Option(help="basic: sums over the runs; renyi: a filter at one Renyi order.")
     ] = "basic",
     unit: Annotated[
         str | None,
         typer.Option(help="The column that names the privacy unit (data.unit); none: a record."),
     ] = None,
     order: Annotated[
-        float | None, typer.Option(help="The order of renyi; without it a good one is chosen.")
+        float | None, typer.Option(help="The Renyi order; by default a good one is chosen.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,10 +56,10 @@ def create(
     opened.create_dataset(dataset, budget, *stated_for, composition, order)
     account = opened.account(dataset)
     assert account is not None
-    # The ledger's own spelling decides, which an earlier call may have set.
-    said = f"data set '{account.dataset}' has the budget {budget} in {opened}"
+    # An earlier call may have spelled the name differently: show the ledger's spelling.
+    message = f"data set '{account.dataset}' has the budget {budget} in {opened}"
     terms = {"dataset": account.dataset, **account.terms()}
-    typer.echo(json.dumps(terms) if as_json else printable(said))
+    typer.echo(json.dumps(terms) if as_json else printable(message))
 
 
 @app.command()
@@ -101,8 +103,8 @@ def verify(
         list[Path] | None,
         typer.Option(
             metavar="RUN_DIR",
-            help="A run's folder; the ledger has to hold the entry that its report names, which a "
-            "ledger that was put back to an earlier state does not. May be given several times.",
+            help="A run's folder: check that the ledger has the entry that the run's report names. "
+            "A ledger that was put back to an earlier state lacks it. May be given several times.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -142,8 +144,8 @@ def _last_entry(run_dir: Path) -> tuple[str, int, str]:
         ):
             return dataset, sequence, head
     raise InputError(
-        f"{run_dir}: its report does not name the run's last entry in a ledger: nothing was "
-        "charged for it, or an older version of dpray made it"
+        f"{run_dir}: the report does not name the run's last entry in a ledger: nothing was "
+        "charged for the run, or an older version of dpray made it"
     )
 
 

@@ -1,4 +1,4 @@
-"""`dpray plan` shows what a configuration costs and makes, without touching data."""
+"""`dpray plan` shows the cost and the expected output of a configuration; it opens no data."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def plan(
         bool,
         typer.Option(
             "--compare",
-            help="Compare all methods for the same number of texts, and recommend one; so does "
-            "method.name=auto.",
+            help="Compare all methods for the same number of texts, and recommend one; "
+            "method.name=auto does the same.",
         ),
     ] = False,
     write: Annotated[
@@ -56,7 +56,7 @@ def plan(
         _compare(loaded, write, as_json)
         return
     if write is not None:
-        raise InputError("--write: it is for --compare, or method.name auto")
+        raise InputError("--write: is for --compare, or for method.name auto")
     _plan_one(loaded, as_json)
 
 
@@ -93,7 +93,7 @@ def _plan_one(loaded: Config, as_json: bool) -> None:
 
 
 def _mechanism_in_words(event: Mapping[str, Any]) -> str:
-    """Return what a mechanism does, from its JSON form."""
+    """Describe a mechanism, from its JSON form."""
     match event["type"]:
         case "parallel":
             parts = list(dict.fromkeys(map(_mechanism_in_words, event["events"])))

@@ -37,7 +37,7 @@ def rehearse(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the runs, where the same command resumes; by default "
+        typer.Option(help="Folder of the runs, which the same command resumes; by default "
                           "`rehearsal` beside output.path."),
     ] = None,
     write: Annotated[
@@ -48,8 +48,8 @@ def rehearse(
     ] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Run the methods on public records of the same shape, with true noise, and score what they
-    make; opens no private data, costs no budget. Writes rehearsal.json and rehearsal.html."""
+    """Run the methods on public records of the same shape, with true noise, and score their
+    releases. Opens no private data, charges no budget. Writes rehearsal.json and rehearsal.html."""
     loaded = dpray.load(config, *overrides or [])
     check_new(write)
     if write is not None and len(epsilon or []) > 1:

@@ -21,7 +21,7 @@ def report(
 ) -> None:
     """Write RUN_DIR/privacy_report.html, one page that opens anywhere.
 
-    Where the run was evaluated, RUN_DIR/private gets a page with the evaluation too.
+    If the run was evaluated, RUN_DIR/private also gets a page with the evaluation.
     """
     from dpray.report.page import write_report
 

@@ -48,7 +48,7 @@ def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
             f"'{report['ledger']['dataset']}': eps {report['ledger']['left']['epsilon']:.4g}",
             soft_wrap=True,
         )
-        if report["ledger"].get("made_by_this_run"):  # older versions did not say
+        if report["ledger"].get("made_by_this_run"):  # missing in reports of older versions
             console.print("A new ledger was made: it knows of no other release of this data")
     for name in ("synthetic.jsonl", "privacy_report.html"):
         console.print(f"  {folder / name}", highlight=False, soft_wrap=True)

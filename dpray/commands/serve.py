@@ -1,4 +1,4 @@
-"""`dpray serve` puts the LLM and the embedder behind one OpenAI-compatible address."""
+"""`dpray serve` serves the LLM and the embedder at one OpenAI-compatible address."""
 
 from __future__ import annotations
 

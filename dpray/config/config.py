@@ -1,6 +1,6 @@
-"""Every command has the same configuration: YAML, with `key.sub=value` after the file.
+"""The configuration of all commands: YAML, with `key.sub=value` after the file.
 
-All keys are public numbers and names; none is read from the data or from environment variables.
+All values are public; nothing is read from the data or from environment variables.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Config(Section):
 
     @property
     def spent(self) -> Event | None:
-        """Return what the run spends before this method, None for the first method of a run."""
+        """Return the event of the mechanisms before this method in the run, or None."""
         return self._spent
 
     def after(self, spent: Event | None) -> Self:
-        """Return the configuration of a method that `privacy.epsilon` pays for together with
-        `spent`. No file can set that."""
+        """Return the configuration of a method that runs after `spent`: `privacy.epsilon` pays for
+        both. No file can set this."""
         changed = self.model_copy()
         changed._spent = spent
         return changed
@@ -57,7 +57,7 @@ class Config(Section):
 
     @property
     def method_names(self) -> set[str]:
-        """Return the names of the run's methods, several in a chain."""
+        """Return the names of the run's methods; a chain has several."""
         return {method.name for method in self.method.each}
 
     @model_validator(mode="after")
@@ -83,7 +83,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _gpus_fit(self) -> Self:
-        """Check that a given number of GPUs fits the engine; 0 is the CPU, which fits any."""
+        """Check that a given number of GPUs fits the engine; 0 is the CPU, which fits every
+        engine."""
         gpus, engine = self.runtime.gpus_per_actor, self.engine
         if not gpus or not engine.is_local:
             return self

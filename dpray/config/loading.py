@@ -44,8 +44,8 @@ def _setting(written: str) -> tuple[str, Any]:
 
 
 def _with(tree: Any, place: list[str], value: Any, key: str) -> Any:
-    """Return the tree with a value at its place, in a list by its number from 0. A mapping is
-    merged into the one that is there, anything else replaces it."""
+    """Return the tree with a value at its place; an entry of a list is named by its number from 0.
+    A mapping is merged into the old one, any other value replaces the old one."""
     if not place:
         both = isinstance(tree, dict) and isinstance(value, dict)
         return reduce(lambda t, k: _with(t, [k], value[k], key), value, tree) if both else value
@@ -60,7 +60,7 @@ def _with(tree: Any, place: list[str], value: Any, key: str) -> Any:
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text of a plain tree, the mappings' keys included, each with its full key."""
+    """Yield every text of a plain tree with its full key; the keys of mappings are texts, too."""
     if isinstance(value, Mapping):
         for name, below in value.items():
             place = f"{key}.{name}" if key else str(name)
@@ -74,11 +74,12 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def parse(model: type[M], values: Any) -> M:
-    """Make a model of a plain tree. Raises InputError that names the first wrong key.
+    """Make a model from a plain tree. Raises InputError that names the first wrong key.
 
-    Control characters but tabs and line feeds are refused: texts become paths, names and error
-    messages, and file systems, databases and terminals disagree on what these characters mean. So
-    is `${`: nothing is interpolated, and other tools would put an environment variable there.
+    Control characters except tabs and line feeds are refused: texts become paths, names and error
+    messages, and file systems, databases and terminals disagree on what these characters mean.
+    `${` is refused because nothing is interpolated; other tools would put an environment variable
+    there.
     """
     for key, text in _texts(values):
         if "${" in text:
@@ -92,15 +93,15 @@ def parse(model: type[M], values: Any) -> M:
 
 
 def _one_line(error: ValidationError) -> str:
-    """Return the first error's key and what is wrong with it."""
+    """Return the key and the message of the first error, in one line."""
     first, *more = error.errors(include_url=False, include_input=False)
     place = list(first["loc"])
     if place[:3] == ["method", "chain", "methods"]:
-        place[:5] = ["methods", *place[3:4]]  # without names of methods, which are no keys
+        place[:5] = ["methods", *place[3:4]]  # pydantic also puts the methods' names into a place
     elif place[:1] == ["method"] and len(place) > 1:
         del place[1]
     message = first["msg"].removeprefix("Value error, ")
-    # What checks a whole section names the key itself.
+    # A check of a whole section names the key in its message.
     if named := re.match(r"([a-z0-9_.]+): ", message):
         place.append(named[1])
         message = message[named.end() :]

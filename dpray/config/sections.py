@@ -39,8 +39,9 @@ Encoding = Annotated[str | None, AfterValidator(known_encoding)]
 
 
 class Section(BaseModel):
-    """A number is finite, unless its field sets `allow_inf_nan`; a truth value or a text is no
-    number: pydantic would take `true` for 1 and "inf" for infinity."""
+    """A part of the configuration. Numbers are finite, unless their field sets `allow_inf_nan`.
+    Booleans and texts are refused as numbers: pydantic would take `true` for 1 and "inf" for
+    infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -66,12 +67,12 @@ class MethodSettings(Section):
 
     @property
     def each(self) -> Sequence[MethodSettings]:
-        """Return the settings of the methods that a run runs, several in a chain."""
+        """Return the settings of each of the run's methods; a chain has several."""
         return (self,)
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """Return the types of an annotation's values; those of a mapping are its values'."""
+    """Return the types of an annotation's values, for a mapping the types of its values."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return set(map(type, arguments))
@@ -99,10 +100,10 @@ class DataConfig(Section):
     )
     text: str | tuple[str, ...] = Field(
         "text",
-        description="the column of the text; `a.b` is b within a; of several columns, a text is a "
-        "JSON object",
+        description="the column of the text; `a.b` is b within a; several columns make a text that "
+        "is a JSON object",
     )
-    label: str | None = Field(None, description="the column of the label, where there is one")
+    label: str | None = Field(None, description="the column of the label, if there is one")
     labels: tuple[Label, ...] = Field(
         (), description="the public label set: texts, numbers, true or false, released as they are"
     )
@@ -111,22 +112,31 @@ class DataConfig(Section):
         description="public share of each label; null: uniform; measured: by a DP histogram that "
         "costs privacy.epsilon_labels",
     )
-    unit: str | None = Field(None, description="column that names the privacy unit; null: a record")
-    max_records_per_unit: Count = Field(1, description="a unit's records beyond it are left out")
+    unit: str | None = Field(
+        None,
+        description="column that names the privacy unit, such as a person; null: each record",
+    )
+    max_records_per_unit: Count = Field(
+        1, description="most records of a privacy unit; further ones are left out"
+    )
     public_size: Count = Field(description="public estimate of the number of records")
     max_characters: Count = Field(
-        200_000, description="a longer text is an error in the file; within it, texts are truncated"
+        200_000,
+        description="a longer text is an error in the file; a shorter one may still be truncated "
+        "for the model",
     )
     empty: Literal["refuse", "skip"] = Field(
         "refuse",
-        description="a text that is null or blank: an error in the file, or a row that is left out",
+        description="refuse: a null or blank text is an error in the file; skip: its row is left "
+        "out",
     )
     delimiter: Delimiter = Field(
-        None, description="CSV: null: `,`, `;`, a tab or `|`, whichever the header has"
+        None, description="CSV: between cells; null: `,`, `;`, a tab or `|`, as in the header"
     )
     encoding: Encoding = Field(
         None,
-        description="of text files, such as cp1252; null: UTF-8, or what a byte order mark says",
+        description="encoding of text files, such as cp1252; null: UTF-8, or as a byte order mark "
+        "says",
     )
 
     @field_validator("text", mode="before")
@@ -159,11 +169,11 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:
         if self.delimiter == '"':
-            raise ValueError("delimiter: is the sign around a cell")
+            raise ValueError("delimiter: is the character around a cell")
         if self.label is not None and not self.labels:
-            raise ValueError("labels: the public label set is needed where label names a column")
+            raise ValueError("labels: the public label set is needed if label names a column")
         if self.label is None and self.labels:
-            raise ValueError("label: the column of the labels is needed where labels are given")
+            raise ValueError("label: the column of the labels is needed if labels are given")
         if self.unit is None and self.max_records_per_unit != 1:
             raise ValueError("max_records_per_unit: without unit every record is its own unit")
         if self.label_proportions == "measured":
@@ -181,27 +191,27 @@ class DataConfig(Section):
 
     @property
     def label_names(self) -> dict[str, Label]:
-        """Return the labels by their names, which stand for them until the release."""
+        """Return the labels by name. Until the release, a label is represented by its name."""
         return {label_name(label): label for label in self.labels}
 
     def released_label(self, name: str) -> Label | None:
-        """Return the label of a name, as it is released; None for data without labels."""
+        """Return the label with this name, as released; None for data without labels."""
         return None if self.label is None else self.label_names[name]
 
     def of_public_files(self) -> DataConfig:
-        """Return the section for public records with the same columns. They belong to no private
-        unit, and blank texts are left out."""
+        """Return the section for public records with the same columns, without units and blank
+        texts."""
         return self.model_copy(update={"unit": None, "max_records_per_unit": 1, "empty": "skip"})
 
     @property
     def format(self) -> FileFormat:
-        """Return how the text files of `path` are written."""
+        """Return the format of the text files of `path`."""
         return FileFormat(self.delimiter, self.encoding)
 
     @property
     def proportions(self) -> dict[str, float]:
-        """Return the public share of each label by its name; data without labels has one, "".
-        Shares that are to be measured are uniform until then."""
+        """Return the public share of each label by name; data without labels has the one label "".
+        Shares that will be measured are uniform until then."""
         if isinstance(self.label_proportions, dict):
             return self.label_proportions
         names = list(self.label_names) or [""]
@@ -218,24 +228,24 @@ class PrivacyConfig(Section):
     delta: float = Field(
         ge=0,
         lt=1,
-        description="0: pure differential privacy, by Laplace noise or a few draws",
+        description="0: pure differential privacy, by Laplace noise or by few draws",
     )
     # Not shown by `repr`: the URL may hold a password.
     ledger: str = Field("sqlite:///ledger.db", repr=False, description="where the budgets are kept")
     dataset: str = Field(min_length=1, description="the ledger's name for this data")
     shares: tuple[Positive, ...] | None = Field(
         None,
-        description="chained methods: the share of epsilon of each; they sum to 1; null: equal. "
-        "What joint accounting saves is left to the methods that come later",
+        description="chained methods: each one's share of epsilon; the shares sum to 1; null: "
+        "equal. The second method also gets what joint accounting saves",
     )
     epsilon_labels: Positive = Field(
         0.1, description="the share of epsilon for data.label_proportions: measured"
     )
     lost_batches: Literal["repeat", "drop"] = Field(
         "repeat",
-        description="what was lost or interrupted with nothing published: repeat it, or leave a "
-        "batch out (another mechanism then ends the run); DP-SGD goes on in any case, as it pays "
-        "for what it repeats",
+        description="if a mechanism is lost before it is published: repeat: run it again; drop: "
+        "leave the batch out, or end the run if it is no batch. DP-SGD always repeats, and pays "
+        "for it",
     )
 
     @field_validator("epsilon")
@@ -264,13 +274,12 @@ class EngineConfig(Section):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     gpu_memory_gib: Positive | None = Field(
         None,
-        description="memory of a GPU, for plans that are made where there is none; null: that of "
-        "this machine's",
+        description="memory of a GPU, for plans on a machine without one; null: as on this machine",
     )
     kv_cache_gib: Positive | None = Field(
         None,
-        description="KV cache on a CPU; null: what a batch needs, from 2 up to a quarter of the "
-        "machine's memory",
+        description="KV cache on a CPU; null: enough for a batch, at least 2 and at most a quarter "
+        "of the machine's memory",
     )
     base_url: str | None = Field(None, description="the URL of an OpenAI-compatible endpoint")
     api_key: str | None = Field(None, repr=False, description="the key of that endpoint")
@@ -305,7 +314,7 @@ class EmbedderConfig(Section):
 
 
 class RuntimeConfig(Section):
-    """This section never changes epsilon or the distribution of the output."""
+    """The section about machines. It never changes epsilon or the distribution of the output."""
 
     ray_address: str | None = Field(
         None, description="null: RAY_ADDRESS or a local Ray; 'none': this process, without Ray"
@@ -315,17 +324,17 @@ class RuntimeConfig(Section):
     gpus_per_actor: float | None = Field(
         None,
         ge=0,
-        description="null: engine.tensor_parallel_size for vllm and transformers where the Ray "
-        "cluster has GPUs, else 0; 0: on the CPU, though the machine may have GPUs",
+        description="null: engine.tensor_parallel_size for vllm and transformers if the Ray "
+        "cluster has GPUs, else 0; 0: on the CPU, even if the machine has GPUs",
     )
     batches_per_task: Count | None = Field(
         None,
-        description="batches an actor is handed at once; null: 8 disjoint or 64 Poisson ones, "
-        "which are short, but some for every actor",
+        description="batches that an actor gets at once; null: 8 disjoint or 64 Poisson ones, "
+        "which are short, or fewer, so that every actor gets some",
     )
     max_attempts: Count = Field(
         3,
-        description="attempts in one command after losses; a batch that was lost with so many "
+        description="attempts in one command after losses; a batch that was lost with this many "
         "actors is left to the next command",
     )
 

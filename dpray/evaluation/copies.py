@@ -1,9 +1,8 @@
-"""Near-duplicates are synthetic texts that hold much of a private record.
+"""Near-duplicates are synthetic texts that share much with a private record.
 
-A text may hold parts of a private one by chance, as real texts hold parts of one another, so each
-figure stands beside that of real records that were held out. The figures do not show whether a
-mechanism keeps its promise; a synthetic text far more like a private one than any held-out text is
-a reason to look.
+Texts share parts by chance, too. So each figure is computed for synthetic texts and for held-out
+real texts. The figures do not show whether a mechanism keeps its promise. A synthetic text that is
+far more like a private one than any held-out text is should be looked at.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-# Words of the n-grams whose overlap is counted.
 NGRAM = 5
+"""Words in an n-gram."""
 
 BLOCK = 256
-"""Queries whose products with all references are computed at once."""
+"""The number of queries that are compared with all references at once."""
 
 _DRAW_SEED = 0
 
@@ -29,9 +28,9 @@ def compare_copies(
     held_out: Sequence[str],
     vectors: Sequence[np.ndarray],
 ) -> dict[str, Any]:
-    """Compare synthetic texts and, as the yardstick, held-out real ones with all `private` texts
-    (`_figures`), equally many of each, drawn once. `vectors` are the three sets' embeddings in this
-    order."""
+    """Compare synthetic texts and, as a reference, held-out real texts with all `private` texts
+    (`_figures`). Equally many of both are drawn once. `vectors` are the embeddings of the three
+    sets, in the order of the arguments."""
     size = min(len(synthetic), len(held_out))
     made_ND, private_MD, held_ND = vectors
     made, held = (
@@ -51,8 +50,8 @@ def compare_copies(
 
 
 def nearest_cosine(queries_ND: np.ndarray, references_MD: np.ndarray) -> np.ndarray:
-    """Return each query's largest cosine similarity with a reference, shape (N,). The work grows
-    with the number of pairs, the memory with the number of records."""
+    """Return each query's largest cosine similarity with a reference, shape (N,). Time grows with
+    the number of pairs, memory with the number of records."""
     queries, references = _unit(queries_ND), _unit(references_MD)
     blocks = (queries[start : start + BLOCK] for start in range(0, len(queries), BLOCK))
     # FAISS is slower on CPUs.
@@ -70,13 +69,13 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 def shared_words(
     queries: Sequence[str], references: Sequence[str], ngram: int = NGRAM
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return each query's longest run of words that some reference also holds (the longest common
-    substring in words, which Lee et al. 2022 look for in training data), and the share of its
-    n-grams that some reference holds (BLEU's n-gram precision, Papineni et al. 2002, without
-    clipping; NaN for a text of fewer words). White space separates words; case is ignored.
+    """Return two numbers for each query: the length of its longest run of words that is also in a
+    reference (the longest common substring in words, as in Lee et al. 2022), and the share of its
+    n-grams that are also in a reference (BLEU's n-gram precision without clipping, Papineni et al.
+    2002; NaN for a text of fewer words). White space separates words; case is ignored.
 
-    The answer is exact. Runs of n words are numbered from those of n - 1 and kept only if both
-    sides have them, so the work falls off quickly with n.
+    The answer is exact. Runs of n words are extended from runs of n - 1 words and kept only if both
+    sides have them, so few are left for larger n.
     """
     words, text_of, left = _flatten([*queries, *references])
     numbers = int(words.max(initial=0)) + 1
@@ -103,8 +102,8 @@ def shared_words(
 
 
 def _flatten(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Concatenate all texts' words; return each word's number, the number of its text, and how many
-    words of the text are left from it on."""
+    """Concatenate the words of all texts. Return for each word its number in the vocabulary, the
+    number of its text, and the number of words from it to the end of the text."""
     split = [text.lower().split() for text in texts]
     lengths = np.array([len(words) for words in split])
     number: dict[str, int] = {}
@@ -134,7 +133,7 @@ def _figures(
 
 
 def _summary(values: np.ndarray) -> Mapping[str, float | None]:
-    """Return mean, 95 % quantile and maximum, each None without a value."""
+    """Return mean, 95 % quantile and maximum; each is null without values."""
     if not len(values):
         return {"mean": None, "quantile_95": None, "max": None}
     figures = values.mean(), np.quantile(values, 0.95), values.max()

@@ -37,7 +37,7 @@ Fit = Callable[[Embedded, np.ndarray, int], Predictor]
 def logistic_regression(train: Embedded) -> LogisticRegression:
     """Fit multinomial logistic regression with scikit-learn's default penalty; needs two labels."""
     with warnings.catch_warnings():
-        # With many labels and few texts, scikit-learn takes labels for numbers.
+        # With many labels and few texts, scikit-learn suspects that the labels are numbers.
         warnings.filterwarnings("ignore", message="The number of unique classes is greater")
         return LogisticRegression(max_iter=1000).fit(train.vectors, train.labels)
 
@@ -54,11 +54,11 @@ def compare_downstream(
     name: str = "logistic regression on embeddings",
 ) -> dict[str, Any]:
     """Return accuracy and macro F1, on the real test records, of a classifier trained on each of
-    `sets`: `synthetic` records; real records (`ceiling`); and `floor`, texts that owe nothing to
-    the private data. Without a `floor` the answer is always the most common label of the ceiling.
+    `sets`: `synthetic` records, real records (`ceiling`), and `floor`, texts made without the
+    private data. Without a `floor`, the floor predicts the most common label of the ceiling.
 
-    Each seed resamples both the training and the test records (bootstrap, label by label). So the
-    deviation covers the choice of either, and random initial weights.
+    Each seed resamples the training and the test records (bootstrap, label by label). So the
+    deviation covers the choice of both, and random initial weights.
     """
     baseline = {} if "floor" in sets else {"floor": sets["ceiling"]}
     result: dict[str, Any] = {"classifier": name, "seeds": seeds}

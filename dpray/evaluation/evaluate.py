@@ -1,6 +1,7 @@
-"""`evaluate` measures a synthetic data set against real records, and `Judge` several of them.
+"""`evaluate` measures a synthetic data set against real records; `Judge` scores several data sets.
 
-Nothing here is differentially private: private records make every number, and no budget pays.
+Nothing here is differentially private: every number is computed from private records, and no budget
+is charged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Labelled = tuple[str, str | None]
 SIDES = ("synthetic", "ceiling", "test")
 
 Sets = Mapping[str, Sequence[Labelled]]
-"""`synthetic`; `ceiling`, other real records; `test`, real ones; and `floor` if it is given."""
+"""`synthetic`, `test` (real records), `ceiling` (other real records) and, if given, `floor`."""
 
 JUDGE_SEEDS = 5
 
@@ -46,12 +47,12 @@ def evaluate(
     seeds: int = 5,
     on_progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
-    """Return the content of `evaluation.json`. Without labels `downstream` is empty (None).
+    """Return the content of `evaluation.json`. Without labels, `downstream` is null.
 
-    `real` are the test records. `train` are other real records, best the private ones that the
-    synthetic were made of: they train the ceiling and are searched for near-duplicates. Without
-    `train`, `real` is split into halves (`split`). `floor` are labelled texts that owe nothing to
-    the private data.
+    `real` are the test records. `train` are other real records, best the private ones behind the
+    synthetic records: they train the ceiling, and near-duplicates of them are looked for. Without
+    `train`, `real` is split into halves (`split`). `floor` are labelled texts made without the
+    private data.
 
     Raises InputError for a set that is empty, too small (`FEW`), has only one label, or shares no
     label with the real records, and if all real texts are the same.
@@ -102,8 +103,8 @@ def _compare(
 
 
 class Judge:
-    """Scores releases against `test`, real records that had no part in them, and `train`, other
-    real ones. All have a `text` and, if `labelled`, a `label`.
+    """Scores releases against real records: `test`, which had no part in the releases, and `train`.
+    All records have a `text` and, if `labelled`, a `label`.
 
     `score` names the measure that decides: `accuracy` with labels, else `frechet_distance`.
     """
@@ -207,7 +208,7 @@ def _by_label(records: Sequence[Labelled]) -> dict[str, int]:
 
 
 def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> list[str]:
-    """Return warnings on how the numbers can mislead."""
+    """Return warnings about numbers that may mislead."""
     found = []
     if records_a_side < DRAW:
         found.append(

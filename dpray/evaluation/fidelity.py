@@ -23,7 +23,7 @@ DRAW = 5000
 """A draw for MAUVE takes at most this many records a side (Xie et al. 2024, Appendix B.4)."""
 
 FEW = 8
-"""With fewer records a side, no measure means anything."""
+"""The fewest records a side that can be measured."""
 
 SCALING = 5.0
 """The c of MAUVE's divergence curve, as in the paper."""
@@ -31,8 +31,8 @@ SCALING = 5.0
 MIXTURES = 25
 """Points of MAUVE's curve, as in the authors' package; the area depends on the number."""
 
-# The share of the variance in the principal components that MAUVE's k-means clusters.
 EXPLAINED_VARIANCE = 0.9
+"""MAUVE's k-means clusters the principal components with this share of the variance."""
 
 RECORDS_A_CLUSTER = 10
 KMEANS_STEPS = 100
@@ -45,8 +45,8 @@ def compare_fidelity(
     seeds: int,
     on_progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
-    """Take each measure between the real test records and the synthetic ones, and as the yardstick
-    between the real test records and other real ones, over `seeds` draws of equally many a side."""
+    """Take each measure between real test records and synthetic ones and, as a reference, between
+    real test records and other real ones. Each of the `seeds` draws has equally many a side."""
     size = min(len(synthetic_ND), len(other_MD), len(test_KD))
     sides = {"synthetic_to_real": synthetic_ND, "real_to_real": other_MD}
     draws: dict[str, list[Scores]] = {name: [] for name in sides}
@@ -67,7 +67,7 @@ def compare_fidelity(
 
 
 def _draw(other_ND: Vectors, test_MD: Vectors, size: int, seed: int) -> Scores:
-    """Take every measure of one draw, which has the same test records in both comparisons."""
+    """Take every measure of one draw. A seed draws the same test records in both comparisons."""
     rng = np.random.default_rng(seed)
     x, y = (v[rng.choice(len(v), size, replace=False)] for v in (other_ND, test_MD))
     few_x, few_y = x[:DRAW], y[:DRAW]
@@ -81,14 +81,14 @@ def frechet_distance(x_ND: Vectors, y_MD: Vectors) -> float:
     """Return the Fréchet distance of the Gaussians fitted to two sets of embeddings (Heusel et al.
     2017, Eq. 6): `|m_x - m_y|^2 + tr(C_x + C_y - 2 (C_x C_y)^(1/2))`, which is 0 for equal moments.
 
-    It falls with the number of records even if both sets come from one distribution: compare sets
-    of one size only, of two records or more.
+    The distance falls with the number of records even if both sets come from one distribution, so
+    compare sets of one size only. It takes two records or more.
     """
     x_ND, y_MD = x_ND.astype(np.float64), y_MD.astype(np.float64)
     mean_D = x_ND.mean(axis=0) - y_MD.mean(axis=0)
     c_x, c_y = np.cov(x_ND, rowvar=False), np.cov(y_MD, rowvar=False)
-    # tr((C_x C_y)^1/2) is the sum of the square roots of the eigenvalues of a symmetric matrix
-    # similar to C_x C_y, which a rounding below 0 cannot make complex.
+    # tr((C_x C_y)^1/2) is the sum of the square roots of the eigenvalues of C_x C_y. A symmetric
+    # matrix with the same eigenvalues keeps rounding errors from making them complex.
     root = _root(c_x)
     overlap = np.sqrt(np.maximum(eigvalsh(root @ c_y @ root), 0.0)).sum()
     return float(mean_D @ mean_D + np.trace(c_x) + np.trace(c_y) - 2.0 * overlap)
@@ -111,9 +111,9 @@ def mauve(x_ND: Vectors, y_MD: Vectors, seed: int) -> float:
 def cluster_histograms(p_ND: Vectors, q_MD: Vectors, seed: int) -> tuple[np.ndarray, ...]:
     """Count each set's vectors in the clusters of both sets together: shapes (K,), (K,).
 
-    The vectors are scaled to norm 1 and reduced to the principal components that hold 90 % of
-    their variance; k-means makes one cluster to ten records of the smaller set, two at least.
-    Vectors that all point one way make one cluster.
+    The vectors are scaled to norm 1 and reduced to the principal components with 90 % of their
+    variance. K-means makes one cluster for ten records of the smaller set, at least two. Vectors
+    that all point in one direction make one cluster.
     """
     pooled_PD = normalize(np.vstack([p_ND, q_MD]).astype(np.float64))
     if np.ptp(pooled_PD, axis=0).max() <= np.finfo(np.float32).eps:
@@ -122,7 +122,7 @@ def cluster_histograms(p_ND: Vectors, q_MD: Vectors, seed: int) -> tuple[np.ndar
     count = max(2, round(min(len(p_ND), len(q_MD)) / RECORDS_A_CLUSTER))
     k_means = KMeans(count, init="random", n_init=1, max_iter=KMEANS_STEPS, random_state=seed)
     with warnings.catch_warnings():
-        # Copies of a text leave fewer distinct vectors than clusters: the rest stay empty.
+        # With many copies, there may be fewer distinct vectors than clusters: some stay empty.
         warnings.simplefilter("ignore", ConvergenceWarning)
         cluster_P = k_means.fit_predict(reduced)
     sides = cluster_P[: len(p_ND)], cluster_P[len(p_ND) :]
@@ -140,6 +140,6 @@ def divergence_area(p_K: np.ndarray, q_K: np.ndarray) -> float:
     t_R = np.linspace(1e-6, 1 - 1e-6, MIXTURES)[:, None]
     mixtures_RK = t_R * p_K + (1 - t_R) * q_K
     x_R, y_R = (np.exp(-SCALING * rel_entr(side, mixtures_RK).sum(axis=1)) for side in (q_K, p_K))
-    # t grows from q to p, so x falls and y grows: from the right end of the curve to the left.
+    # t goes from q to p: x falls and y grows, from the right end of the curve to the left.
     x, y = np.concatenate([[1.0], x_R, [0.0]]), np.concatenate([[0.0], y_R, [1.0]])
     return float(np.trapezoid(y[::-1], x[::-1]))

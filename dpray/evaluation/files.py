@@ -1,4 +1,4 @@
-"""`evaluate_files` evaluates files of records: it reads them, loads the models and measures."""
+"""`evaluate_files` reads files of records, loads the embedder and evaluates the records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpray.types import InputError, OnProgress, no_progress, valid_unicode
 EVALUATION = "evaluation.json"
 
 TEXT, LABEL = "text", "label"
-"""A release has these columns, whatever those of its data are named."""
+"""The columns of a release, whatever the columns of its data are named."""
 
 
 def evaluate_files(
@@ -113,7 +113,7 @@ def read_labelled(path: str, key: str, text: str, label: str, form: FileFormat) 
 
 
 def _own(row: dict[str, Any], column: str, own: str, where: Where) -> str:
-    """Return the column, or a release's own name of it if a row has only that."""
+    """Return `column`, or a release's own name for it, `own`, if the row has only that."""
     try:
         column_of(row, column, where)
     except InputError:
@@ -122,7 +122,7 @@ def _own(row: dict[str, Any], column: str, own: str, where: Where) -> str:
 
 
 def _label(row: dict[str, Any], column: str, where: Where) -> str | None:
-    """Return the name of a row's label, None for a row without one."""
+    """Return the name of a row's label, or None for a row without a label."""
     try:
         value = column_of(row, column, where)
     except InputError:

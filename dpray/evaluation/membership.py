@@ -1,9 +1,9 @@
-"""Membership inference on the released texts tries to tell the records that a release was made of
-from records that had no part in it.
+"""Membership inference tries to tell the records that a release was made of from records that had
+no part in it.
 
 A record's score is its similarity to the nearest synthetic text: one score by embeddings, one by
-shared words. The attacker is weak, sees only the texts and compares; scores near chance say that
-records do not leak by copying, and nothing about what a better attack finds.
+shared words. The attacker is weak: it sees only the texts and compares. Scores near chance show
+that records do not leak by copying; a better attack may still find something.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def membership(
     confidence: float = 0.95,
 ) -> dict[str, Any]:
     """Return for each score the area under the ROC curve (0.5 is chance) with its interval, and the
-    share of the members found if 1 % of the others are taken for members (Carlini et al. 2022).
+    true-positive rate at a false-positive rate of 1 % (Carlini et al. 2022).
 
     The scores are the cosine with the nearest synthetic text, and the share of a record's 5-grams
-    that some synthetic text holds. Raises InputError as `check_numbers` does.
+    that are in some synthetic text. Raises InputError as `check_numbers` does.
     """
     check_numbers(members, non_members, synthetic)
     made_ND = embedder.embed(synthetic)
@@ -68,7 +68,7 @@ def membership(
 def check_numbers(
     members: Sequence[str], non_members: Sequence[str], synthetic: Sequence[str]
 ) -> None:
-    """Check the sides. Raises InputError for fewer than 100 records a side or no synthetic text."""
+    """Raise InputError for fewer than 100 records a side or no synthetic text."""
     for name, texts in (("members", members), ("non-members", non_members)):
         if len(texts) < FEW:
             raise InputError(f"{name}: too few records, it takes {FEW}")
@@ -79,8 +79,8 @@ def check_numbers(
 def attack(members: Scores, non_members: Scores, confidence: float) -> dict[str, Any]:
     """Attack by one score: larger values are taken for members.
 
-    The area's interval is the normal one with DeLong's error. An error of 0 (the sides do not
-    overlap, or all scores are equal) shows nothing about how certain the area is. Then the interval
+    The interval of the area is normal, with DeLong's standard error. If that is 0 (the sides do not
+    overlap, or all scores are equal), it shows nothing. Then Hoeffding's interval is used, which
     holds for all distributions: the area is a two-sample U-statistic of a kernel between 0 and 1
     (Hoeffding 1963, Section 5b).
     """

@@ -21,20 +21,20 @@ class EvaluationSettings(Section):
         None, description="Real records to train the ceiling on; without it --real is halved."
     )
     floor: str | None = Field(
-        None, description="Labelled texts that owe nothing to private data, to train the floor."
+        None, description="Labelled texts made without private data, to train the floor."
     )
     json_schema: str | None = Field(
         None,
         alias="schema",
-        description="File with the JSON Schema that records which are JSON should fit.",
+        description="File with a JSON Schema that JSON records should fit.",
     )
     text: str = Field(
-        "text", description="Name of the column with the text; a release may have its own, `text`."
+        "text", description="Column of the text; in a release it may also be named `text`."
     )
     label: str | None = Field(
         None,
-        description="Name of the column with the label, which records must then have; without it, "
-        "`label` if there is one. A release may have its own, `label`.",
+        description="Column of the label, which records must then have; without this option, "
+        "`label` if there is one. In a release it may also be named `label`.",
     )
     delimiter: Delimiter = Field(
         None, description="Delimiter of the real records' CSV, as data.delimiter."

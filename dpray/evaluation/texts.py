@@ -23,7 +23,7 @@ TOPICS = 10
 TERMS = 6
 
 MIN_RECORDS = 3
-"""A term occurs in at least this many records: a name that only one record holds is not shown."""
+"""A term occurs in at least this many records: a name in a single record is not shown."""
 
 
 def compare_lengths(
@@ -32,9 +32,9 @@ def compare_lengths(
     """Compare the word counts of synthetic and of real test texts, and measure the 1-Wasserstein
     distance between the two, in words (Villani 2009, Section 6).
 
-    The yardstick is the same distance between the real test texts and other real ones (`train`).
-    The distance of two samples shrinks with their size, so every seed draws (bootstrap) as many
-    synthetic as other real texts, and the test texts anew. No sequence is empty.
+    The reference is the same distance between the real test texts and other real ones (`train`).
+    Distances shrink with the size of the samples. So every seed draws equally many synthetic and
+    other real texts, and all test texts again (bootstrap). No sequence is empty.
     """
     synthetic_words, train_words, test_words = (
         np.array([len(text.split()) for text in texts]) for texts in (synthetic, train, test)
@@ -65,9 +65,10 @@ def compare_topics(
     texts: Sequence[Sequence[str]], vectors: Sequence[np.ndarray]
 ) -> list[dict[str, Any]]:
     """Return the topics of synthetic, other real and real test records (`texts` and `vectors` in
-    this order): each one's terms and its share of each set, the most common in the test first.
+    this order). Each topic has its terms and its share of each set; the most common in the test set
+    comes first.
 
-    The topics are the clusters of all records together, by k-means; their terms have the highest
+    The topics are clusters of all records together, by k-means. Their terms have the highest
     class-based TF-IDF (`class_terms`).
     """
     pooled = [text for side in texts for text in side]

@@ -24,8 +24,8 @@ Numbers = npt.NDArray[np.integer]
 
 
 def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Numbers, Vectors]:
-    """Cluster the vectors by k-means with a fixed seed, into `most` clusters, or as many as there
-    are different vectors. Return each vector's cluster, shape (N,), and the means, shape (T, D)."""
+    """Cluster the vectors by k-means with a fixed seed, into `most` clusters, or fewer if fewer
+    vectors differ. Return each vector's cluster, shape (N,), and the means, shape (T, D)."""
     different: set[bytes] = set()
     for vector in vectors_ND:
         different.add(vector.tobytes())

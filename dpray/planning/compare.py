@@ -1,5 +1,5 @@
-"""All methods side by side: the same number of texts of the same data at the same epsilon. This
-follows from public numbers; no data is opened."""
+"""The methods are compared by their plans for the same number of texts, data and epsilon. All
+numbers are public; no data is opened."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dpray.runs.plan import Choice
 from dpray.types import InputError, OnProgress, Progress
 
 METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
-"""The order of recommendation. With a small model, on two data sets, the texts of the first ones
-were nearest to real texts (experiments/results_small_model.md)."""
+"""The order of recommendation: with a small model, on two data sets, texts of the first method were
+nearest to real texts (experiments/results_small_model.md)."""
 
 RECORDS = 1000
 """The number of texts to compare if the configuration gives none."""
@@ -53,8 +53,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The answers of the methods to a request for `records` texts, in the order of
-    recommendation."""
+    """The methods' plans for `records` texts, in the order of recommendation."""
 
     config: Config
     records: int
@@ -86,11 +85,11 @@ def compare(
     on_progress: OnProgress = lambda progress: None,
     methods: Sequence[str] = (),
 ) -> Comparison:
-    """Choose a plan for each of `methods`, by default for all that `sections` names. Keys that are
-    set stay as they are. Raises InputError if a method's keys are wrong in themselves."""
+    """Choose a plan for each of `methods`, by default for all. Keys that are set stay as they are.
+    Raises InputError if a method's keys are wrong by themselves."""
     if math.isinf(config.privacy.epsilon):
         raise InputError(
-            "privacy.epsilon: infinity adds no noise: there is no signal to compare with it"
+            "privacy.epsilon: infinity adds no noise, so no signal can be compared with the noise"
         )
     records, asked = wanted(config), sections(config)
     names, answers = methods or list(asked), {}
@@ -114,7 +113,7 @@ def sections(config: Config) -> dict[str, dict[str, Any]]:
     Raises InputError for a chain."""
     method = config.method
     if isinstance(method, ChainSettings):
-        raise InputError("methods: single methods are compared and rehearsed, and no chain")
+        raise InputError("methods: only single methods are compared and rehearsed, not a chain")
     if not isinstance(method, AutoSettings):
         return {name: {"name": name} for name in METHODS} | {method.name: plain(config)["method"]}
     keys = {name: getattr(method, name) for name in METHODS}
@@ -124,8 +123,8 @@ def sections(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
-    """Choose a plan of `records` texts, unless the section sets its own number, for the method that
-    a section `method` configures. Raises InputError if its keys are wrong in themselves."""
+    """Choose a plan for the method of a section `method`. It makes `records` texts, unless the
+    section sets its own number. Raises InputError if the section's keys are wrong by themselves."""
     asked = {records_keys(section["name"])[0]: records, **section}
     try:
         parsed = parse_config(with_method(plain(config), asked))
@@ -141,7 +140,7 @@ def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
 
 
 def _as_written(config: Config, section: Mapping[str, Any], message: str) -> str:
-    """Return an error's message with the key as the configuration writes it: under `name: auto` the
+    """Return an error's message with the key as the configuration has it: with `name: auto`, the
     keys of a method are below the method's name."""
     if isinstance(config.method, AutoSettings) and message.startswith("method."):
         return f"method.{section['name']}.{message.removeprefix('method.')}"
@@ -149,12 +148,12 @@ def _as_written(config: Config, section: Mapping[str, Any], message: str) -> str
 
 
 def records_keys(name: str) -> tuple[str, ...]:
-    """Return the keys that set the number of records, first the one that a comparison sets."""
+    """Return the keys that set the number of records. A comparison sets the first one."""
     return ("max_records", "texts") if name == "private_prediction" else ("records",)
 
 
 def plain(config: Config) -> dict[str, Any]:
-    """Return the configuration as the tree that it was read from."""
+    """Return the configuration as the plain tree that it was read from."""
     return config.model_dump(mode="json", exclude_unset=True)
 
 

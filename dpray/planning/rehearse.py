@@ -1,6 +1,6 @@
-"""A rehearsal tries methods on public records of the same shape, with the noise that the private
-records would get. It opens no private data and charges no budget: half of the public records are a
-twin of the private ones, with a ledger of its own, and the other half is the test.
+"""A rehearsal runs methods on public records of the same shape, with the noise that the private
+records would get. It opens no private data and charges no budget. Half of the public records take
+the place of the private ones (the twin), with their own ledger; the other half is the test set.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 RunMethod = Callable[[Config, OnProgress], object]
 
 RECORDS = 100
-"""The texts of a run, if the method can make fewer without changing its noise."""
+"""The texts of a run, unless fewer texts would change the method's noise."""
 
 FILE = "public_twin.jsonl"
 
@@ -65,9 +65,9 @@ class Rehearsal:
     """The methods' scores at every epsilon.
 
     public: the file, and the sizes of its halves and of the twin.
-    score: the measure that decides.
-    real: the scores of real records; there are no more of them than a run is asked for.
-    found: the methods by name, by epsilon.
+    score: the name of the measure that decides.
+    real: the scores of real records, at most as many as a run makes.
+    found: by epsilon, the methods by name.
     """
 
     config: Config
@@ -90,8 +90,8 @@ class Rehearsal:
 
     def as_good(self, epsilon: float) -> list[str]:
         """Return the other methods whose mean score differs from the best one's by no more than the
-        deviation of the difference: chance may have decided between them. The deviations are those
-        of one run's scores; another run may differ by more."""
+        standard deviation of the difference, which may be chance. The deviations are those of one
+        run's scores; two runs may differ by more."""
         if (best := self.best(epsilon)) is None:
             return []
         scores = {
@@ -125,8 +125,8 @@ class Rehearsal:
         }
 
     def tree(self, epsilon: float) -> dict[str, Any]:
-        """Return the configuration that runs the best method on the private records, as a plain
-        tree. Raises InputError if no method was rehearsed."""
+        """Return the configuration of the best method for the private records, as a plain tree.
+        Raises InputError if no method was rehearsed."""
         if (best := self.best(epsilon)) is None:
             raise InputError(f"privacy.epsilon: at {epsilon:g} no method was rehearsed")
         chosen = self.found[epsilon][best].answer.chosen_method()
@@ -134,14 +134,14 @@ class Rehearsal:
 
 
 def weighed(mean: float, deviation: float, is_enough: bool) -> float:
-    """Return a mean score, the higher the better, as the choice counts it: less its deviation if
-    the method's signal is below its noise, because chance may have given that much."""
+    """Return a mean score (higher is better) for the choice. If the method's signal is below its
+    noise, the deviation is subtracted, because that much may be chance."""
     return mean if is_enough else mean - deviation
 
 
 def within_chance(scores: Mapping[str, Mapping[str, float]], best: str) -> list[str]:
     """Return the names of the other scores that differ from the best one by no more than the
-    deviation of the difference."""
+    standard deviation of the difference."""
     mean, deviation = scores[best]["mean"], scores[best]["deviation"]
     return [
         name
@@ -162,13 +162,13 @@ def rehearse(
     methods: Sequence[str] = (),
     on_progress: OnProgress = lambda progress: None,
 ) -> Rehearsal:
-    """Run methods on public records, and score their releases against other public records. By
-    default these are the methods whose signal is enough; named `methods` always run.
+    """Run methods on public records, and score their releases against other public records. The
+    default is all methods whose signal is enough; the `methods` that are named always run.
 
-    Half of the records of `public` stand in for the private ones. `data.public_size` of them are
-    drawn, some of them repeatedly if there are fewer: all counts then stand as far above the noise
-    as in a private run. The other half is the test. The folder `out` has the runs and their
-    ledgers; the same call resumes there.
+    Half of the records of `public` take the place of the private ones. `data.public_size` of them
+    are drawn, with repetitions if there are fewer: so counts are as far above the noise as in a
+    private run. The other half is the test set. The folder `out` has the runs and their ledgers;
+    the same call resumes them.
 
     `epsilons` replace `privacy.epsilon`. Raises InputError for wrong public records, for too few of
     them, and for `data.path` itself: a rehearsal has no budget for private records.
@@ -211,13 +211,13 @@ def _judge(
 def _scored(
     config: Config, answer: Answer, run: RunMethod, judge: Judge, on_progress: OnProgress
 ) -> Rehearsed:
-    """Run a method on the twin, and score what it releases."""
+    """Run a method on the twin, and score its release."""
     try:
         run(config, on_progress)
         on_progress(Progress("scoring", detail=config.method.name))
         return Rehearsed(answer, judge.scores(_released(Path(config.output.path))))
     except InputError as error:
-        # One method's prompts may not fit the engine: the others still have their turn.
+        # For example, its prompts may not fit the engine. The other methods still run.
         return Rehearsed(answer, why_not=str(error))
 
 
@@ -255,9 +255,9 @@ def _released(folder: Path) -> list[dict[str, Any]]:
 
 
 def _on_twin(config: Config, answer: Answer, twin: Path, folder: Path, records: int) -> Config:
-    """Return the configuration of the method's run on the twin, with a ledger of its own. It makes
-    at most `records` texts; but Aug-PE divides its votes among its texts, and fewer of them would
-    have less noise."""
+    """Return the configuration of the method's run on the twin, with its own ledger. It makes at
+    most `records` texts. Aug-PE makes all of its own: it divides the votes among its texts, and
+    fewer texts would get more votes each."""
     method = answer.chosen_method()
     for key in records_keys(method["name"]) if method["name"] != "aug_pe" else ():
         if method.get(key) is not None:
@@ -269,8 +269,8 @@ def _on_twin(config: Config, answer: Answer, twin: Path, folder: Path, records: 
 
 
 def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the text and the row of each record of `--public`, without blank texts. Labels have
-    their type in `data.labels`; nested columns are also found by their dotted names.
+    """Yield the text and the row of each record of `--public`, without blank texts. Labels have the
+    type of `data.labels`; rows also have nested columns under their dotted names.
 
     Raises InputError for a row without the configuration's columns and labels, and for `data.path`
     itself."""
@@ -310,8 +310,8 @@ def as_released(config: Config, rows: Sequence[Mapping[str, Any]]) -> list[dict[
 
 
 def draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[dict[str, Any]]:
-    """Draw about `size` records in whole units, the same ones for the same arguments. The order is
-    random; if the rows do not suffice, they are drawn again as other units."""
+    """Draw about `size` records in whole units, the same ones for the same arguments, in random
+    order. If there are too few rows, they are drawn again as new units."""
     of_unit: dict[Any, list[dict[str, Any]]] = {}
     for number, row in enumerate(rows):
         of_unit.setdefault(number if unit is None else row[unit], []).append(row)
@@ -328,7 +328,7 @@ def draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[di
 
 
 def write_twin(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
-    """Write the records that stand in for the private ones."""
+    """Write the records that take the place of the private ones."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
     path.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
@@ -336,8 +336,8 @@ def write_twin(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
 
 
 def on_twin(config: Config, method: Mapping[str, Any], twin: Path, folder: Path) -> dict[str, Any]:
-    """Return the configuration, as a plain tree, of a run of `method` on the twin's records, in
-    `folder` and with a ledger of its own."""
+    """Return the configuration, as a plain tree, of a run of `method` on the twin, in `folder` and
+    with its own ledger."""
     tree = plain(config)
     changed = {
         "data": {"path": str(twin), "encoding": None},

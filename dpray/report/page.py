@@ -25,27 +25,27 @@ from dpray.types import InputError, valid_unicode
 PAGE = "privacy_report.html"
 
 RUNS_SHOWN = 200
-"""A data set's table on a ledger's page lists the last runs only; its chart has all."""
+"""The table of a data set on a ledger's page lists only this many last runs; its chart has all."""
 
 SAMPLES = 20
 SAMPLES_PER_LABEL = 5
 
-# A report has to state these; a page that silently left one out would look complete.
+# A report must have these keys: a page that left one out would still look complete.
 REQUIRED = (
     "epsilon", "delta", "neighboring_relation", "privacy_unit", "contribution_bound", "accountant",
     "mechanisms", "sampling", "tuning_cost", "public_inputs", "noise_source", "not_covered",
     "not_private", "records", "method", "versions",
 )  # fmt: skip
 
-# The page shows these sections of the resolved configuration. The others name places (paths,
-# addresses), and `privacy` is in the report itself.
+# The page shows these sections of the resolved configuration. The others have paths and addresses,
+# and the report itself has `privacy`.
 CONFIG_SECTIONS = ("data", "method", "engine", "embedder")
 CONFIG_PLACES = frozenset({"path", "api_key", "base_url"})
 
 
 def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
-    """Write the public page of a run's folder and, unless `public`, a page with the evaluation, if
-    there is one, into the folder's `private`. Return the paths of the two, the second or None.
+    """Write the public page of a run. If the run was evaluated, and unless `public`, also write a
+    page with the evaluation into the folder's `private`. Return the path of each, or None.
 
     Raises InputError if the folder is not that of a finished run.
     """
@@ -78,15 +78,14 @@ def render_report(
 ) -> str:
     """Return the page of a run.
 
-    `privacy_report` and `run` are the content of `privacy_report.json` and `run.json`; `samples`
-    are synthetic records (`text`, `label`, other public fields), shown in the order given.
-    `evaluation` is that of `evaluation.json` or None; its numbers are computed from private data
-    and stand in a part of their own, between BEGIN PRIVATE and END PRIVATE, which a `public` page
-    does not have. Nor does a public page show the iterations of a run that is not private: their
-    counts have no noise.
+    `privacy_report`, `run` and `evaluation` (or None) are the contents of the JSON files with these
+    names; `samples` are synthetic records (`text`, `label`, other public fields). The numbers of
+    `evaluation` are computed from private data. They are in a part of their own, between BEGIN
+    PRIVATE and END PRIVATE, which a `public` page does not have. A public page does not show the
+    iterations of a run that is not private, because their counts have no noise.
 
-    Raises InputError that names the keys `privacy_report` lacks, and for files that another version
-    of dpray wrote differently.
+    Raises InputError that names the missing keys of `privacy_report`, and for files in the format
+    of another version of dpray.
     """
     missing = [key for key in REQUIRED if key not in privacy_report]
     if missing:
@@ -102,7 +101,7 @@ def render_report(
             config=_shown_config(run.get("config", {}), privacy_report["method"]),
         )
     except Exception as error:
-        # The error's own words may hold a value.
+        # The error's message may hold a value.
         raise InputError(
             "privacy_report.json, evaluation.json, run.json: not as this version of dpray writes "
             f"them ({type(error).__name__})"
@@ -110,7 +109,7 @@ def render_report(
 
 
 def _values(report: Mapping[str, Any], public: bool) -> dict[str, Any]:
-    """Return what the template shows of a privacy report."""
+    """Return the values that the template shows of a privacy report."""
     methods = {each["name"]: each for each in report["method"].get("methods", [report["method"]])}
     values = {
         "report": report,
@@ -134,14 +133,14 @@ def _values(report: Mapping[str, Any], public: bool) -> dict[str, Any]:
 
 
 def render_ledger(shown: Mapping[str, Any], made_at: str) -> str:
-    """Return the page of all budgets of a ledger. `shown` is what `Ledger.show` returns; `made_at`
-    is the time of the page, in UTC and ISO 8601, at which its charts end."""
+    """Return the page of all budgets of a ledger. `shown` is the result of `Ledger.show`; `made_at`
+    is the time of the page, in UTC and ISO 8601, and the end of its charts."""
     page = templates().get_template("ledger.html.j2")
     return page.render(**shown, made_at=made_at, pictures=pictures, runs_shown=RUNS_SHOWN)
 
 
 def write_rehearsal(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write `rehearsal.json` and `rehearsal.html` into the folder; `summary` is that of a
+    """Write `rehearsal.json` and `rehearsal.html` into the folder, from the summary of a
     `Rehearsal`."""
     write_durably(folder / "rehearsal.json", json.dumps(summary, indent=2) + "\n")
     write_durably(folder / "rehearsal.html", render_rehearsal(summary))
@@ -162,7 +161,7 @@ def render_rehearsal(summary: Mapping[str, Any]) -> str:
 
 
 def templates() -> Environment:
-    """Return the pages' templates: every value is escaped, and none may be missing."""
+    """Return the templates of the pages: every value is escaped, and a missing one is an error."""
     environment = Environment(
         loader=PackageLoader("dpray.report", "templates"),
         autoescape=True,
@@ -170,22 +169,23 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # A key as words: `noise_multiplier` -> `noise multiplier`.
+    # `words` makes `noise multiplier` of the key `noise_multiplier`.
     environment.filters |= {"number": number, "words": lambda key: key.replace("_", " ")}
     return environment
 
 
 def attacker_accuracy(epsilon: float, delta: float) -> float:
-    """Return the highest probability of being right about whether one unit was in the data, if
-    both answers are equally likely beforehand: (e^eps + delta) / (e^eps + 1), from the sum of the
-    two inequalities on error rates in Kairouz et al. (2015), Theorem 2.1."""
+    """Return the highest probability of guessing whether a unit was in the data, if both answers
+    are equally likely at first: (e^eps + delta) / (e^eps + 1), from the sum of the two inequalities
+    on error rates in Kairouz et al. (2015), Theorem 2.1."""
     return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
 
 
 def _shown_config(
     config: Mapping[str, Any], method: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the configuration's sections without places, with the method's keys as resolved."""
+    """Return the configuration's sections without paths and addresses, with the resolved keys of
+    the method."""
     sections = {name: config[name] for name in CONFIG_SECTIONS if config.get(name)}
     return {
         name: {k: v for k, v in keys.items() if k not in CONFIG_PLACES}
@@ -194,7 +194,8 @@ def _shown_config(
 
 
 def _samples(path: Path) -> list[dict[str, Any]]:
-    """Return the first records of each label, in turn, in the order of the labels' names."""
+    """Return the first records of each label. The labels take turns, in the order of their
+    names."""
     by_label: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for where, row in read_rows(str(path)):
         text_of(row, "text", where)

@@ -1,4 +1,4 @@
-"""The pages' pictures are SVG in the page's own colours, so that they fit both themes."""
+"""The pictures of the pages are SVG in the page's own colours, so that they fit both themes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ COLOURS = {
 INK, MUTED, ACCENT, LINE, SECOND, THIRD = COLOURS
 
 LOOKS = [*zip("os^Dvphd", 2 * (ACCENT, SECOND, THIRD, INK), strict=True)]
-"""The marks and colours of curves, in their order."""
+"""The marks and colours of curves, in the order of use."""
 
 
 def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
     """Draw the concentration of the votes, and the lengths of the kept texts, over the iterations.
 
-    `dpray.methods.aug_pe.release.iteration_history` makes `history`; from votes with noise it is
-    post-processing.
+    `dpray.methods.aug_pe.release.iteration_history` makes each entry of `history` from noisy votes.
     """
     with figure_of_the_page(2.6, columns=2) as (figure, (votes, lengths)):
         steps = [row["iteration"] for row in history]
@@ -55,7 +54,7 @@ def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -
     """Draw the epsilon that was spent on a data set over time, and its budget as a dotted line.
 
     `runs` are the `entries` of `Ledger.show`, each with the time `at` of its reservation and the
-    epsilon `spent` after it; `until` is the time at which the picture ends. Times are ISO 8601.
+    epsilon `spent` after it. The picture ends at `until`. Times are in ISO 8601.
     """
     from matplotlib.dates import ConciseDateFormatter
 
@@ -94,8 +93,8 @@ def curves_svg(curves: Mapping[str, Sequence[tuple[float, float, float]]], line:
 
 
 def accuracy_svg(downstream: Mapping[str, Any]) -> Markup:
-    """Draw the accuracy of the classifiers trained on the floor, the synthetic and the real records
-    (the ceiling), each with a bar of one standard deviation. `downstream` is a part of
+    """Draw the accuracy of the classifiers trained on the floor, on synthetic records and on real
+    records (the ceiling), with bars of one standard deviation. `downstream` is that part of
     `evaluation.json`."""
     names = ("floor", "synthetic", "ceiling")
     with figure_of_the_page(1.5) as (figure, axes):
@@ -126,10 +125,10 @@ def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[Any, A
 
 
 def inline(figure: Any) -> Markup:
-    """Return the figure as an element of a page, without a header and as wide as there is room."""
+    """Return the figure as an SVG element that fills the width of the page."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
-        # A warning for each sign that the font lacks would spell names on stderr.
+        # matplotlib warns of each character that the font lacks, which would spell names on stderr.
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue().partition("<svg")[2]

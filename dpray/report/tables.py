@@ -1,5 +1,5 @@
-"""The tables of an evaluation, which the report's private page and the terminal both show, and
-numbers written for people."""
+"""The tables of an evaluation for the report's private page and the terminal, and functions that
+write numbers for people."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class DataTable:
 
 
 def evaluation_tables(result: Result) -> dict[str, DataTable]:
-    """Return the table of each part of `evaluation.json` that the file has. That of `topics` shows
-    words of private texts."""
+    """Return a table for each part that `evaluation.json` has. The table of `topics` shows words of
+    private texts."""
     parts: dict[str, Callable[[Any], DataTable | None]] = {
         "downstream": _downstream,
         "fidelity": _fidelity,

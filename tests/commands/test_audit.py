@@ -40,9 +40,9 @@ def test_findings_for_people_and_for_programs(
     assert run_command(["audit", config, "--trials", "200"]) == 0
     shown = capsys.readouterr().out
     assert "label histogram" in shown and "That is no proof" in shown
-    assert "so few trials" not in shown
+    assert "this number of trials" not in shown
     assert run_command(["audit", config, "privacy.epsilon_labels=10", "--trials", "200"]) == 0
-    assert "note: label histogram: so few trials" in capsys.readouterr().out
+    assert "note: label histogram: this number of trials" in capsys.readouterr().out
     assert not (records_file.parent / "ledger.db").exists()
 
 

@@ -12,7 +12,7 @@ import pytest
 import dpray
 from dpray.cli import run_command
 from dpray.io.formats import FileFormat
-from dpray.starter import answered, starter, usual_delta, write_checked
+from dpray.starter import starter, starter_values, usual_delta, write_checked
 
 NEEDED = ("--public-size", "4000", "--epsilon", "4")
 
@@ -138,7 +138,7 @@ def test_a_person_is_asked_for_the_rest() -> None:
         return next(replies)
 
     file = semicolons(encoding="utf-8")
-    values = answered(file, FileFormat(), NOTHING, False, ask)
+    values = starter_values(file, FileFormat(), NOTHING, False, ask)
     assert len(asked) == 6 and next(replies, None) is None
     write_checked(Path("asked.yaml"), starter(values))
     config = dpray.load("asked.yaml")
@@ -150,7 +150,7 @@ def test_a_person_is_asked_for_the_rest() -> None:
 def test_an_answer_that_is_no_number(answer: str) -> None:
     replies = iter(["text", "", answer, "4", "aug_pe"])
     with pytest.raises(dpray.InputError, match="--public-size"):
-        answered(semicolons(), FileFormat(), NOTHING, False, lambda *_: next(replies))
+        starter_values(semicolons(), FileFormat(), NOTHING, False, lambda *_: next(replies))
 
 
 @pytest.mark.parametrize("method", ["private_prediction", "aug_pe", "dp_kps", "dp_sgd", "auto"])

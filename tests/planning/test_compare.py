@@ -85,7 +85,7 @@ def test_a_chain_is_not_compared(tree: Callable[..., dict[str, Any]], tmp_path: 
     made = tree()
     method = made.pop("method")
     made["methods"] = [{"name": "dp_kps"} | method["dp_kps"], {"name": "aug_pe"}]
-    with pytest.raises(InputError, match=r"^methods: single methods are compared"):
+    with pytest.raises(InputError, match=r"^methods: only single methods are compared"):
         compare(parse_config(made))
 
 
@@ -150,8 +150,8 @@ def test_wrong_keys_are_errors_and_name_the_key(
     file.write_text(yaml.safe_dump(tree()))
     for command in ("run", "audit"):
         assert run_command([command, str(file)]) == 2
-        assert "method.name: auto is a question to `dpray plan`" in capsys.readouterr().err
+        assert "method.name: auto is for `dpray plan`" in capsys.readouterr().err
     file.write_text(yaml.safe_dump(tree(method={"name": "aug_pe"})))
     assert run_command(["plan", str(file), "--write", str(tmp_path / "new")]) == 2
-    assert "--write: it is for --compare" in capsys.readouterr().err
+    assert "--write: is for --compare" in capsys.readouterr().err
     assert not (tmp_path / "ledger.db").exists()

@@ -68,7 +68,7 @@ def test_dp_kps_releases_them(
         assert as_json(record["label"] for record in lines(run)) == as_json(LABELS)
         synthetic = dpray.SyntheticData(Path(run.output.path))
         assert as_json(synthetic.to_pandas().label) == as_json(LABELS)
-        with pytest.raises(InputError, match=r"^to_ray: the labels are of several types"):
+        with pytest.raises(InputError, match=r"^to_ray: the labels have several types"):
             synthetic.to_ray()
         # A second command reads the labels from run.json and finds the same run.
         assert methods.run(run) == report
