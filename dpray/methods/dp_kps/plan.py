@@ -72,13 +72,15 @@ class DpKpsPlan(Plan):
     def lines(self) -> dict[str, str]:
         method, settings = self.method, self.settings
         calls = f"{settings.records:,}" if self.makes_texts else "none: the sequences themselves"
+        noise_size = "Laplace scale" if settings.noise == "laplace" else "standard deviation"
         return {
             "vocabulary": f"{method.terms:,} of {method.public_terms:,} terms, "
-            f"noise of scale {method.vocabulary.scale:.3g} on every count",
+            f"noise of Laplace scale {method.vocabulary.scale:.3g} on every count",
             "densities": f"{settings.estimator}, {settings.sampling}, "
-            f"{settings.noise} noise of scale {method.kde.scale:.3g}",
-            "noise": f"{method.noise_factor:.3g} times that of eps {method.epsilon_vocabulary:g} "
-            f"for the vocabulary and {method.epsilon_kde:g} for the densities, one by one",
+            f"noise of {noise_size} {method.kde.scale:.3g}",
+            "noise": f"{method.noise_factor:.3g} times the noise that would cost eps "
+            f"{method.epsilon_vocabulary:g} (vocabulary) and {method.epsilon_kde:g} (densities) "
+            "alone",
             "records": f"{settings.records:,}, {settings.sequence_length} terms each",
             "LLM calls": calls,
         }
