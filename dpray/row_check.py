@@ -191,8 +191,8 @@ class Tally:
         """Return keys that the owner may want to set, each with the reason."""
         found: dict[str, tuple[str | int, str]] = {}
         for reason, count in self.reasons.items():
-            if "may have the encoding cp1252" in reason:
-                found["data.encoding"] = "cp1252", f"{count:,} rows have other bytes"
+            if key := re.search(r"set (data\.\w+)=(\S+)$", reason):
+                found[key[1]] = key[2], f"{count:,} rows have other bytes"
             if "data.empty: skip" in reason:
                 found["data.empty"] = "skip", f"{count:,} texts are empty"
             if sign := ONE_COLUMN.search(reason):

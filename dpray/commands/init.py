@@ -89,7 +89,7 @@ def init(
     if target.exists() and not force:
         raise InputError(f"--output: {target} is there already; --force replaces it")
     ask = _ask if sys.stdin.isatty() and not as_json else None
-    form = FileFormat(delimiter, encoding)
+    form = FileFormat(delimiter=delimiter, encoding=encoding, keys="--")
     values = starter_values(file, form, given, looks, ask)
     write_checked(target, starter(values))
     if as_json:

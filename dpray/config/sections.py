@@ -133,6 +133,15 @@ class DataConfig(Section):
     delimiter: Delimiter = Field(
         None, description="CSV: between cells; null: `,`, `;`, a tab or `|`, as in the header"
     )
+    quote: str = Field(
+        '"', max_length=1, description='CSV: the sign around a cell; "": no sign is one'
+    )
+    escape: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1,
+        description="CSV: the sign before a quote within a cell; null: quotes are doubled",
+    )
     encoding: Encoding = Field(
         None,
         description="encoding of text files, such as cp1252; null: UTF-8, or as a byte order mark "
@@ -168,8 +177,8 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:
-        if self.delimiter == '"':
-            raise ValueError("delimiter: is the character around a cell")
+        if self.delimiter is not None and self.delimiter in (self.quote, self.escape):
+            raise ValueError("delimiter: is the sign of data.quote or data.escape too")
         if self.label is not None and not self.labels:
             raise ValueError("labels: the public label set is needed if label names a column")
         if self.label is None and self.labels:
@@ -205,8 +214,8 @@ class DataConfig(Section):
 
     @property
     def format(self) -> FileFormat:
-        """Return the format of the text files of `path`."""
-        return FileFormat(self.delimiter, self.encoding)
+        """Return how the text files of `path` are written."""
+        return FileFormat(self.delimiter, self.quote, self.escape, self.encoding, "data.")
 
     @property
     def proportions(self) -> dict[str, float]:

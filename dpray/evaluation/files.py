@@ -39,7 +39,7 @@ def evaluate_files(
         _check_folder(settings.out)
     paths = {"real": settings.real, "synthetic": settings.synthetic,
              "train": settings.train, "floor": settings.floor}  # fmt: skip
-    own = FileFormat(settings.delimiter, settings.encoding)
+    own = FileFormat(settings.delimiter, encoding=settings.encoding, keys="--")
     forms = dict.fromkeys(paths, own) | {"synthetic": AS_RECOGNISED}
     sets = {
         name: read_labelled(path, f"--{name}", settings.text, settings.label or LABEL, forms[name])

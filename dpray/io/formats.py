@@ -30,11 +30,17 @@ class FileFormat:
     """Options that the bytes of a text file may not tell; None is recognised.
 
     `delimiter`, of CSV: by default the one of `,`, `;`, tab and `|` that divides the header.
+    `quote`: around a cell that holds delimiters or line ends; "" for none.
+    `escape`: before a quote within a cell; None if quotes are doubled.
     `encoding`: by default UTF-8, or what a byte order mark says.
+    `keys`: the beginning of the keys that set these, for errors; None if there are none.
     """
 
     delimiter: str | None = None
+    quote: str = '"'
+    escape: str | None = None
     encoding: str | None = None
+    keys: str | None = None
 
 
 AS_RECOGNISED = FileFormat()

@@ -91,7 +91,7 @@ def scan_piece(piece: Piece) -> Scanned:
     try:
         if piece.end is not None and kind_of(piece.file) == "json":
             lines = (line.decode("utf-8", "surrogateescape") for line in lines_of(piece))
-            yield from json_lines(piece.file, lines, UTF_8, piece.lines)
+            yield from json_lines(piece.file, lines, UTF_8, piece.format, piece.lines)
             return
         with _opened(piece.file) as (kind, stream):
             if kind == "parquet":

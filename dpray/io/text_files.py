@@ -44,11 +44,19 @@ def encoding_of(start: bytes, given: str | None) -> str:
 
 
 def text_lines(
-    stream: io.BufferedReader, form: FileFormat, newline: str
+    name: str, stream: io.BufferedReader, form: FileFormat, newline: str
 ) -> tuple[str, io.TextIOWrapper]:
     """Return a file's encoding and its lines. Bytes that are not in the encoding are left as lone
-    surrogates; if the encoding has no place for them, reading raises UnicodeError."""
-    encoding = encoding_of(stream.peek(4)[:4], form.encoding)
+    surrogates; if the encoding has no place for them, reading raises UnicodeError. Raises
+    InputError for what seems to be UTF-16 without a byte order mark, unless the encoding is
+    given."""
+    start = stream.peek(4)[:4]
+    encoding = encoding_of(start, form.encoding)
+    if form.encoding is None and encoding == UTF_8 and b"\0" in start:
+        found = "utf-16-le" if start.index(0) % 2 else "utf-16-be"
+        advice = f"set {form.keys}encoding={found}" if form.keys else "save the file in UTF-8"
+        why = f"{found} without a byte order mark"
+        raise InputError(f"{base_name(name)}: the bytes seem to be {why}; {advice}")
     return encoding, io.TextIOWrapper(stream, encoding, "surrogateescape", newline=newline)
 
 
@@ -57,24 +65,24 @@ def undecodable(text: str) -> bool:
     return not text.isascii() and _UNDECODABLE.search(text) is not None
 
 
-def bad_bytes(place: Where | str, encoding: str) -> InputError:
+def bad_bytes(place: Where | str, encoding: str, form: FileFormat) -> InputError:
     """Return the error for bytes that are not in the encoding; it proposes Windows' own."""
     if encoding != UTF_8:
         return InputError(f"{place}: the bytes are not valid {encoding}")
-    return InputError(
-        f"{place}: the bytes are not valid UTF-8; a file from Windows or Excel may have the "
-        "encoding cp1252"
-    )
+    advice = "save the file in UTF-8"
+    if form.keys is not None:
+        advice = f"for a file from Windows or Excel, set {form.keys}encoding=cp1252"
+    return InputError(f"{place}: the bytes are not valid UTF-8; {advice}")
 
 
 def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
     """Read a file that is one text: a row with its `text`, without the last line's end, and as
     `label` the name of its folder."""
     where = Where(name, 1, typed=False)
-    encoding, lines = text_lines(stream, form, newline="")
+    encoding, lines = text_lines(name, stream, form, newline="")
     text = lines.read(LONGEST_TXT)
     if undecodable(text):
-        yield where, bad_bytes(where, encoding)
+        yield where, bad_bytes(where, encoding, form)
     elif len(text) == LONGEST_TXT:
         yield where, InputError(f"{base_name(name)}: too long for one text")
     else:
@@ -84,32 +92,35 @@ def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
 
 def read_json(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
     """Read lines of JSON, or an array of objects, which its first character tells."""
+    first = Where(name, 1)
     # Only "\n" ends a line of JSON.
-    encoding, lines = text_lines(stream, form, newline="\n")
+    encoding, lines = text_lines(name, stream, form, newline="\n")
     start = lines.read(START) + lines.readline()
-    if not is_array(start):
-        yield from json_lines(name, chain(io.StringIO(start, "\n"), lines), encoding)
-        return
-    rest = lines.read(LONGEST_ARRAY)
-    if len(rest) < LONGEST_ARRAY:
-        yield from _array(name, start + rest, encoding)
+    rest = lines.read(LONGEST_ARRAY) if is_array(start) else ""
+    if len(rest) == LONGEST_ARRAY:
+        yield first, InputError(f"{base_name(name)}: too long an array; save it as JSON Lines")
+    elif is_array(start):
+        yield from _array(name, start + rest, encoding, form)
+    elif why := _no_records(start):
+        yield first, InputError(f"{base_name(name)}: {why}")
     else:
-        error = InputError(f"{base_name(name)}: too long an array; save it as JSON Lines")
-        yield Where(name, 1), error
+        yield from json_lines(name, chain(io.StringIO(start, "\n"), lines), encoding, form)
 
 
 def is_array(start: str) -> bool:
     return start.removeprefix("\ufeff").lstrip(" \t\r\n").startswith("[")
 
 
-def json_lines(name: str, lines: Iterable[str], encoding: str, before: int = 0) -> Scanned:
+def json_lines(
+    name: str, lines: Iterable[str], encoding: str, form: FileFormat, before: int = 0
+) -> Scanned:
     """Read lines of JSON; `before` lines of the file come before them. A blank line is no row."""
     for number, line in enumerate(lines, start=before + 1):
         where = Where(name, number)
         if number == 1:
             line = line.removeprefix("\ufeff")
         if undecodable(line):
-            yield where, bad_bytes(where, encoding)
+            yield where, bad_bytes(where, encoding, form)
         elif line.strip():
             yield where, _object(where, line)
 
@@ -126,10 +137,10 @@ def _if_object(where: Where, value: Any) -> Row | InputError:
     return value if isinstance(value, dict) else InputError(f"{where}: not a JSON object")
 
 
-def _array(name: str, text: str, encoding: str) -> Scanned:
+def _array(name: str, text: str, encoding: str, form: FileFormat) -> Scanned:
     if found := _UNDECODABLE.search(text):
         line = text.count("\n", 0, found.start()) + 1
-        yield Where(name, 1), bad_bytes(f"{base_name(name)}, line {line}", encoding)
+        yield Where(name, 1), bad_bytes(f"{base_name(name)}, line {line}", encoding, form)
         return
     try:
         rows = json.loads(text.removeprefix("\ufeff"))
@@ -141,6 +152,23 @@ def _array(name: str, text: str, encoding: str) -> Scanned:
     for number, row in enumerate(rows, start=1):
         where = Where(name, number)
         yield where, _if_object(where, row)
+
+
+def _no_records(start: str) -> str | None:
+    """Return what a file of one JSON object is, if that is no record."""
+    try:
+        found = json.loads(start.removeprefix("\ufeff"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    if "$schema" in found or ("properties" in found and found.get("type") == "object"):
+        return "a JSON Schema, and no records; move it elsewhere, or name the others by a glob"
+    if {"run_id", "state"} <= found.keys() or {"epsilon", "mechanisms"} <= found.keys():
+        return "the description of a run, and no records; its records are in synthetic.jsonl"
+    if "\n" in start.strip():
+        return "one JSON object over several lines; records are lines of JSON, or an array"
+    return None
 
 
 @dataclass(frozen=True)
@@ -157,19 +185,19 @@ def open_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> OpenCsv:
     """Read the header, the first line. Raises InputError for one that cannot be read."""
     csv.field_size_limit(2**31 - 1)
     header = f"{base_name(name)}, header"
-    encoding, lines = text_lines(stream, form, newline="")
-    first = lines.readline().removeprefix("\ufeff")
-    delimiter = form.delimiter or _delimiter(first, name)
+    encoding, lines = text_lines(name, stream, form, newline="")
     try:
-        cells = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+        first = lines.readline().removeprefix("\ufeff")
+        dialect = _dialect(first, name, form)
+        cells = csv.reader(chain([first], lines), **dialect)
         columns = next(cells, [])
     except csv.Error:
-        raise InputError(f"{header}: not valid CSV") from None
+        raise _not_csv(header, form) from None
     if undecodable("".join(columns)):
-        raise bad_bytes(header, encoding)
+        raise bad_bytes(header, encoding, form)
     if len(set(columns)) < len(columns):
         raise InputError(f"{base_name(name)}: the header names a column twice")
-    return OpenCsv(encoding, delimiter, columns, cells)
+    return OpenCsv(encoding, dialect["delimiter"], columns, cells)
 
 
 def read_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
@@ -184,31 +212,47 @@ def read_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
         except StopIteration:
             return
         except csv.Error:
-            yield where, InputError(f"{where}: not valid CSV")
+            yield where, _not_csv(where, form)
         else:
             if not cells:
                 continue
-            yield where, _csv_row(where, opened, cells)
+            yield where, _csv_row(where, opened, cells, form)
         number += 1
 
 
-def _csv_row(where: Where, opened: OpenCsv, cells: Sequence[str]) -> Row | InputError:
+def _csv_row(
+    where: Where, opened: OpenCsv, cells: Sequence[str], form: FileFormat
+) -> Row | InputError:
     if any(map(undecodable, cells)):
-        return bad_bytes(where, opened.encoding)
+        return bad_bytes(where, opened.encoding, form)
     if len(cells) != len(opened.columns):
         return InputError(f"{where}: not as many fields as the header has")
     return dict(zip(opened.columns, cells, strict=True))
 
 
-def _delimiter(header: str, name: str) -> str:
-    """Return the delimiter that divides a header into most names; a comma in doubt."""
-    if without_compression(name)[0].lower().endswith(".tsv"):
-        return "\t"
+def _not_csv(place: Where | str, form: FileFormat) -> InputError:
+    if form.keys is None:
+        return InputError(f"{place}: not valid CSV")
+    keys = ", ".join(f"{form.keys}{key}" for key in ("delimiter", "quote", "escape"))
+    return InputError(f"{place}: not valid CSV (its keys: {keys})")
+
+
+def _dialect(first: str, name: str, form: FileFormat) -> dict[str, Any]:
+    """Return the arguments of `csv.reader` for a file with this first line. A delimiter that is not
+    given is the one that divides the header into most names; a comma in doubt."""
+    shared: dict[str, Any] = {
+        "strict": True,
+        "quotechar": form.quote or None,
+        "quoting": csv.QUOTE_MINIMAL if form.quote else csv.QUOTE_NONE,
+        "escapechar": form.escape,
+    }
 
     def names(delimiter: str) -> int:
         try:
-            return len(next(csv.reader([header], delimiter=delimiter, strict=True), []))
+            return len(next(csv.reader([first], delimiter=delimiter, **shared), []))
         except csv.Error:
             return 0
 
-    return max(DELIMITERS, key=names)
+    tabs = without_compression(name)[0].lower().endswith(".tsv")
+    delimiter = form.delimiter or ("\t" if tabs else max(DELIMITERS, key=names))
+    return shared | {"delimiter": delimiter}

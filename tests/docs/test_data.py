@@ -18,7 +18,7 @@ import pytest
 
 from dpray.methods.config import parse_config
 from dpray.types import InputError
-from dpray.workers.rows import check_first_records, data_pieces, record_rows
+from dpray.workers.rows import check_first_records, data_pieces, read_records
 from tests.conftest import ROOT
 
 Make = Callable[[Path], None]
@@ -102,8 +102,10 @@ ZSTD = pa.compress(LINES.encode(), codec="zstd", asbytes=True)
 NESTED = "".join(
     json.dumps({"note": {"body": row["text"]}, "label": row["label"]}) + "\n" for row in ROWS
 )
+BACKSLASHES = 'text,label\n"Käse, Brot; 1|2",a\n"drei \\"vier\\"\nfünf\\\\",b\n'
 GAPS = LINES.replace("\n", '\n{"text": null, "label": "a"}\n{"text": " ", "label": "a"}\n', 1)
 TWO_COLUMNS = '{"title": "x", "body": null, "label": "a"}\n'
+SHORT = 'text;label\nDer "Käse" schmeckt;a\n'
 
 READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
     "JSON Lines: `.jsonl`, `.ndjson`, `.json`": [
@@ -123,6 +125,8 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
         (file("A.CSV", csv_text()), {}),
     ],
     "CSV with line ends within quotes": [(file("a.csv", csv_text(quoting=csv.QUOTE_ALL)), {})],
+    "CSV with backslashes before quotes": [(file("a.csv", BACKSLASHES), {"escape": "\\"})],
+    "CSV without quotes around cells": [(file("a.csv", SHORT), {"quote": ""})],
     "UTF-8 with a byte order mark": [
         (file("a.csv", csv_text().encode("utf-8-sig")), {}),
         (file("a.jsonl", LINES.encode("utf-8-sig")), {}),
@@ -155,12 +159,12 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
     "a folder of such files": [
         (
             files(
-                file("a.csv", f'text,label\r\n"{RECORDS[0][0]}",a\r\n'),
+                file("a.csv", csv_text().split("\r\n")[0] + f"\r\n{RECORDS[0][0]!r},a"),
                 file("b.jsonl", LINES.split("\n", 1)[1]),
                 file("notes.txt", "not data"),
                 file(".hidden.csv", "not data"),
             ),
-            {},
+            {"quote": "'"},
         )
     ],
     "a folder of `.txt`, labels from its folders": [
@@ -174,8 +178,11 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
 }
 
 OTHER_RECORDS = {
+    "CSV without quotes around cells": [('Der "Käse" schmeckt', "a")],
     "texts of several columns, a JSON object each": [('{"title": "x", "body": null}', "a")],
 }
+
+SCHEMA = '{"$schema": "x", "type": "object",\n "properties": {}}'
 
 
 def one(name: str, content: str | bytes, **keys: Any) -> Refused:
@@ -192,9 +199,19 @@ REFUSED: dict[str, Refused] = {
     "a folder without files that are read": (files(), {}),
     "a single `.txt`": one("a.txt", "Marlowe", path="a.txt"),
     "a folder of a DatasetDict": one("dataset_dict.json", '{"splits": ["train", "test"]}'),
+    "a stray `schema.json` in a folder": (
+        files(file("a.jsonl", LINES), file("schema.json", SCHEMA)),
+        {},
+    ),
+    "a stray `run.json`": (
+        files(file("a.jsonl", LINES), file("run.json", '{"run_id": "x",\n "state": "done"}')),
+        {},
+    ),
+    "one JSON object over several lines": one("a.json", '{\n"text": "Marlowe"\n}'),
     "a line that is no JSON": one("a.jsonl", f"{A_RECORD}\nMarlowe"),
     "a JSON array that breaks off": one("a.json", f'[{A_RECORD}, {{"text": "Marlowe'),
     "bytes that are not UTF-8": one("a.csv", csv_text().encode("cp1252")),
+    "UTF-16 without a byte order mark": one("a.csv", csv_text().encode("utf-16-le")),
     "a quote that never ends": one("a.csv", 'text,label\nx,a\n"Marlowe,b\n'),
     "a row with too few cells": one("a.csv", "text,label\nx,a\nMarlowe\n"),
     "a column that is named twice": one("a.csv", "text,label,text\nx,a,Marlowe\n"),
@@ -232,8 +249,8 @@ def records(settings: Settings, folder: Path, keys: dict[str, Any]) -> list[Any]
     changes = {f"data__{key}": value for key, value in keys.items()} | {"data__path": path}
     data = parse_config(settings(**changes)).data
     check_first_records(data)
-    found = (record for piece in data_pieces(data) for record in record_rows(piece, data))
-    return [(record["text"], record["label"]) for record in found]
+    found = (record for piece in data_pieces(data) for record in read_records(piece, data))
+    return [(record.text, record.label) for record in found]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dpray.io.columns import column_of, text_of
 from dpray.io.file_list import PASSWORD, file_digests, fingerprint, list_files
-from dpray.io.formats import Piece, Where
+from dpray.io.formats import FileFormat, Piece, Where
 from dpray.io.records import count_rows, cut, numbered, read_file_header, read_piece, read_rows
 from dpray.types import InputError
 
@@ -174,3 +174,17 @@ def test_a_damaged_zip_is_refused(tmp_path: Path, name: str, compression: int) -
         with pytest.raises(InputError, match=r"not a whole \.zip file") as wrong:
             read()
         assert "Marlowe" not in str(wrong.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_mark_is_named(tmp_path: Path, encoding: str) -> None:
+    contents = {"a.csv": "text,label\nMarlowe,b\n", "a.jsonl": '{"text": "x"}\n' * 9}
+    contents |= {"a.json": '[{"text": "x"}]', "b/a.txt": "Marlowe", "b/b.txt": "ЖMarlowe"}
+    (tmp_path / "b").mkdir()
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content.encode(encoding))
+        pieces = cut(Piece(str(tmp_path / name), format=FileFormat(keys="data.")), size=20)
+        with pytest.raises(InputError, match=f"set data.encoding={encoding}$"):
+            list(read_piece(pieces[0]))
+        rows = read_rows(str(tmp_path / name), FileFormat(encoding=encoding))
+        assert next(rows)[1]["text"] in ("x", "Marlowe", "ЖMarlowe")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dpray.io.formats import AS_RECOGNISED, Piece
+from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece
 from dpray.io.records import cut, read_file_header, read_rows, scan_piece
 from dpray.io.text_files import START, read_json
 from dpray.types import InputError
@@ -58,15 +58,16 @@ def test_rows_after_a_bad_one_are_read(tmp_path: Path) -> None:
     lines = ['{"text": "x"}', "Marlowe", "", '{"text": "y"}', "[]", '{"text": "caf\xe9"}']
     (tmp_path / "a.jsonl").write_bytes("\n".join(lines).encode("latin-1"))
     (tmp_path / "a.csv").write_bytes(b'text,n\nx,1\nMarlowe\n"y"y,2\n\ncaf\xe9,3\nz,4\n')
+    form = FileFormat(keys="data.")
     found = {
         name: [
             (where.row, str(row) if isinstance(row, InputError) else row["text"])
-            for where, row in scan_piece(Piece(str(tmp_path / name)))
+            for where, row in scan_piece(Piece(str(tmp_path / name), format=form))
         ]
         for name in ("a.jsonl", "a.csv")
     }
     windows = (
-        "the bytes are not valid UTF-8; a file from Windows or Excel may have the encoding cp1252"
+        "the bytes are not valid UTF-8; for a file from Windows or Excel, set data.encoding=cp1252"
     )
     assert found["a.jsonl"] == [
         (1, "x"),
@@ -75,10 +76,11 @@ def test_rows_after_a_bad_one_are_read(tmp_path: Path) -> None:
         (5, "a.jsonl, row 5: not a JSON object"),
         (6, f"a.jsonl, row 6: {windows}"),
     ]
+    keys = "data.delimiter, data.quote, data.escape"
     assert found["a.csv"] == [
         (1, "x"),
         (2, "a.csv, row 2: not as many fields as the header has"),
-        (3, "a.csv, row 3: not valid CSV"),
+        (3, f"a.csv, row 3: not valid CSV (its keys: {keys})"),
         (4, f"a.csv, row 4: {windows}"),
         (5, "z"),
     ]
