@@ -29,15 +29,16 @@ from dpray.config.loading import parse
 from dpray.config.sections import EngineConfig
 from dpray.engines.embedder import locate_embedder
 from dpray.engines.model_path import resolve_model
-from dpray.engines.vllm_model import ENVIRONMENT, vllm_options
+from dpray.engines.vllm_model import DEFAULT_CONTEXT, ENVIRONMENT, vllm_options
 from dpray.serving.errors import reraise
 from dpray.serving.guard import Endpoint, Guard
-from dpray.serving.requests import ChatCall, CompletionCall, EmbeddingCall
+from dpray.serving.requests import ChatCall, CompletionCall, EmbeddingCall, Room
 from dpray.serving.settings import (
     LOOPBACK,
     ReplicasConfig,
     ServeConfig,
     ServedEmbedder,
+    ServedLLM,
     ServeFile,
 )
 from dpray.types import DprayError, InputError
@@ -101,12 +102,12 @@ def application(file: ServeFile) -> serve.Application:
     os.environ.update(ENVIRONMENT)
     if (name := file.llm_name) and file.engine and file.serve.llm:
         models[name] = _llm(file.engine, file.serve.llm, name)
-        room = file.engine.max_num_seqs
+        room = _llm_room(file.engine, file.serve.llm)
         endpoints["/v1/chat/completions"] = Endpoint(ChatCall, name, LLM, room)
         endpoints["/v1/completions"] = Endpoint(CompletionCall, name, LLM, room)
     if (name := file.embedder_name) and file.embedder and file.serve.embedder:
         models[name] = _embedder(file.embedder.model, file.serve.embedder, name)
-        room = file.serve.embedder.max_texts_in_flight
+        room = Room(file.serve.embedder.max_texts_in_flight, 1, 1)
         endpoints["/v1/embeddings"] = Endpoint(EmbeddingCall, name, EMBEDDER, room)
     return _gateway(file.serve, models, endpoints)
 
@@ -155,7 +156,13 @@ class RunningReplicas:
         return max(1, self._known.get(deployment, 1))
 
 
-def _llm(engine: EngineConfig, served: ReplicasConfig, name: str) -> serve.Application:
+def _llm_room(engine: EngineConfig, served: ServedLLM) -> Room:
+    context = engine.max_model_len or DEFAULT_CONTEXT
+    tokens = served.max_tokens_in_flight or engine.max_num_seqs * context
+    return Room(tokens, tokens // engine.max_num_seqs, context)
+
+
+def _llm(engine: EngineConfig, served: ServedLLM, name: str) -> serve.Application:
     """Make the deployment of `engine`, with vLLM's arguments of `dpray.engines.vllm`. Lockstep
     decoding is not served."""
     folder = resolve_model(engine.model)

@@ -34,8 +34,9 @@ from dpray.serving.errors import ApiError, api_error
 from dpray.serving.requests import (
     Call,
     Generation,
-    check_fits,
+    Room,
     checked,
+    checked_cost,
     read_body,
 )
 from dpray.serving.settings import ServeConfig
@@ -131,10 +132,10 @@ class Callers:
         if self._rate is not None and not self._limiter.hit(self._rate, caller.name):
             raise _too_many("too many requests of this key in a minute")
 
-    def share(self, room: int, replicas: int = 1) -> int:
-        """Return the sequences that a caller may have, in this gateway, in a model's running
-        replicas of this room each; at least one."""
-        return max(1, room * replicas // self._gateways // self._parts)
+    def share(self, room: Room, replicas: int = 1) -> int:
+        """Return a caller's part, in this gateway, of a model's running replicas; at least the room
+        of one sequence."""
+        return max(room.smallest, room.size * replicas // self._gateways // self._parts)
 
 
 def _too_many(message: str) -> ApiError:
@@ -153,13 +154,12 @@ Replicas = Callable[[str], Awaitable[int]]
 
 
 class Endpoint(NamedTuple):
-    """The keys of a POST endpoint, the model that answers it, and the sequences that a replica of
-    the model works on at once."""
+    """The keys of a POST endpoint and the model that answers it."""
 
     keys: type[Call]
     model: str
     deployment: str
-    room: int
+    room: Room
 
 
 class Guard:
@@ -200,10 +200,11 @@ class Guard:
         self._callers.check_rate(caller)
         with caller.counted():
             call = await self._call(request, caller, endpoint)
-            check_fits(call, self._callers.share(endpoint.room))
+            most = self._callers.share(endpoint.room)
+            cost = checked_cost(call, endpoint.room, most)
             replicas = await self._replicas(endpoint.deployment)
             share = self._callers.share(endpoint.room, replicas)
-            async with caller.shares[endpoint.deployment].take(call.sequences, share):
+            async with caller.shares[endpoint.deployment].take(cost, share):
                 receive = _replayed(_body(call, caller), request.receive)
                 await self._app(_without_headers(request.scope), receive, send)
 

@@ -9,7 +9,7 @@ A body is bounded, in bytes and in entries, before anything is made of it.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -29,10 +29,22 @@ MAX_SEQUENCES = 128
 """The most answers to a request: prompts times n."""
 MAX_BIASES = 1024
 """The most tokens with a bias in a request."""
+_COMPLETION_TOKENS = 16
+"""A completion without `max_tokens` has this many; a chat has what the context holds."""
 _INT64 = 2**63
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,39}")
 # Possessive, and an end that may be missing: linear in any body.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
+
+class Room(NamedTuple):
+    """A replica's room for requests: the tokens of an LLM, the texts of an embedder."""
+
+    size: int
+    part: int
+    """The least that a sequence takes."""
+    smallest: int
+    """The room that a request may have in any case: a sequence of the whole context, or a text."""
 
 
 class _Checked(BaseModel):
@@ -92,10 +104,24 @@ class Generation(_Checked):
     stream_options: _StreamOptions | None = None
     user: _User | None = None
 
-    @property
-    def sequences(self) -> int:
-        """Return the number of texts that the model writes for this request."""
-        return self.n or 1
+    def prompts(self) -> list[str]:
+        raise NotImplementedError
+
+    def answer_tokens(self) -> int | None:
+        """Return the most tokens of an answer, None for what the context holds."""
+        raise NotImplementedError
+
+    def cost(self, room: Room) -> int:
+        """Return the tokens of all sequences, or the least that they take if that is more.
+
+        A token has at least one byte: the bytes of a prompt are an upper bound of its tokens, which
+        the model alone counts. No sequence is longer than the context, which is `room.smallest`.
+        """
+        n, context = self.n or 1, room.smallest
+        answers = n * min(self.answer_tokens() or context, context)
+        prompts = self.prompts()
+        tokens = sum(min(len(each.encode()) + answers, n * context) for each in prompts)
+        return max(tokens, len(prompts) * n * room.part)
 
 
 class _TextPart(_Checked):
@@ -116,6 +142,11 @@ class _Message(_Checked):
             return message
         return {key: value for key, value in message.items() if value not in (None, [])}
 
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
 
 class ChatCall(Generation):
     """The keys of `/v1/chat/completions`."""
@@ -128,6 +159,12 @@ class ChatCall(Generation):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
+    def prompts(self) -> list[str]:
+        return ["".join(message.text() for message in self.messages)]
+
+    def answer_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
 
 class CompletionCall(Generation):
     """The keys of `/v1/completions`; prompts are texts, never token ids or tensors."""
@@ -139,13 +176,15 @@ class CompletionCall(Generation):
 
     @model_validator(mode="after")
     def _few_sequences(self) -> CompletionCall:
-        if self.sequences > MAX_SEQUENCES:
+        if len(self.prompt) * (self.n or 1) > MAX_SEQUENCES:
             raise ValueError(f"prompts times n is at most {MAX_SEQUENCES}")
         return self
 
-    @property
-    def sequences(self) -> int:
-        return len(self.prompt) * (self.n or 1)
+    def prompts(self) -> list[str]:
+        return self.prompt
+
+    def answer_tokens(self) -> int:
+        return self.max_tokens or _COMPLETION_TOKENS
 
 
 class EmbeddingCall(_Checked):
@@ -161,8 +200,7 @@ class EmbeddingCall(_Checked):
     dimensions: None = None
     user: _User | None = None
 
-    @property
-    def sequences(self) -> int:
+    def cost(self, room: Room) -> int:
         return len(self.input)
 
 
@@ -219,14 +257,21 @@ def checked(kind: type[Call], body: bytes, max_entries: int) -> Call:
     raise _wrong_key(str(key), message.removeprefix("Value error, "))
 
 
-def check_fits(call: Call, most: int) -> None:
-    """Raise ApiError for a request of more sequences than a caller's share, which would wait for
-    ever."""
-    if call.sequences <= most:
-        return
+def checked_cost(call: Call, room: Room, most: int) -> int:
+    """Return what a request costs. Raises ApiError for one that costs more than a caller's share,
+    and would wait for ever."""
+    cost = call.cost(room)
+    if cost <= most:
+        return cost
     if isinstance(call, EmbeddingCall):
         raise _wrong_key("input", f"at most {most} texts in one request on this server")
-    raise _wrong_key("n", f"prompts times n is at most {most} on this server")
+    if cost % room.part == 0:
+        raise _wrong_key("n", f"prompts times n is at most {most // room.part} on this server")
+    message = (
+        f"a request has at most {most} tokens on this server, in its prompts (a token for each "
+        "byte) and the max_tokens of its prompts times n answers"
+    )
+    raise _wrong_key("max_tokens", message)
 
 
 def _wrong_key(key: str, message: str) -> ApiError:

@@ -53,6 +53,14 @@ class ReplicasConfig(Section):
         return self
 
 
+class ServedLLM(ReplicasConfig):
+    max_tokens_in_flight: Count | None = Field(
+        None,
+        description="tokens of prompts and answers in flight in a replica, at most what its KV "
+        "cache holds; null: engine.max_num_seqs times the context",
+    )
+
+
 class ServedEmbedder(ReplicasConfig):
     max_texts_in_flight: Count = Field(512, description="texts of requests in flight in a replica")
 
@@ -87,8 +95,8 @@ class ServeConfig(Section):
         description="processes that take requests; each gives away its part of all limits",
     )
     limits: LimitsConfig = LimitsConfig()
-    llm: ReplicasConfig | None = Field(
-        ReplicasConfig(), description="the LLM of `engine`; null, or no `engine`: not served"
+    llm: ServedLLM | None = Field(
+        ServedLLM(), description="the LLM of `engine`; null, or no `engine`: not served"
     )
     embedder: ServedEmbedder | None = Field(
         ServedEmbedder(), description="the model of `embedder`; null, or none: not served"

@@ -17,14 +17,13 @@ from starlette.types import ASGIApp
 
 from dpray.serving.errors import reraise
 from dpray.serving.guard import Endpoint, Guard
-from dpray.serving.requests import ChatCall, CompletionCall, EmbeddingCall
+from dpray.serving.requests import ChatCall, CompletionCall, EmbeddingCall, Room
 from dpray.serving.settings import ServeConfig
 
 KEY, OTHER, WORD = "key-one", "key-two", "Marlowe"
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MODEL = "minilm"
-ROOM = 20
-"""Sequences at once."""
+ROOM = Room(size=1000, part=50, smallest=100)
 GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"model": MODEL, "messages": [{"role": "user", "content": WORD}], "max_tokens": 9},
     COMPLETIONS: {"model": MODEL, "prompt": WORD},

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from dpray.serving.guard import Callers, Share
+from dpray.serving.requests import Room
 from tests.serving.front import (
     CHAT,
     COMPLETIONS,
@@ -131,19 +132,24 @@ def test_a_body_may_have_as_many_bytes_as_the_limit_and_no_more() -> None:
 
 
 def test_a_request_of_more_than_a_share_is_refused_with_the_limit() -> None:
-    """A key's share is 10 sequences."""
+    """A key's share is 500 tokens, and a sequence takes 50 of them at least."""
     app = guard()
-    many = GOOD[COMPLETIONS] | {"prompt": ["a"] * 10, "n": 1}
-    answer = ask(app, COMPLETIONS, json=many | {"n": 2})
-    assert_openais(answer, 400, "invalid_value")
-    assert answer.json()["error"]["param"] == "n"
-    assert "at most 10 " in answer.json()["error"]["message"]
-    many_texts = ask(app, EMBEDDINGS, json=GOOD[EMBEDDINGS] | {"input": ["a"] * 11})
+    many = {"prompt": ["a"] * 10, "n": 1, "max_tokens": 9}
+    long = {"prompt": ["a" * 90] * 6, "max_tokens": 9}
+    for changes, key, limit in (
+        (many | {"n": 2}, "n", "at most 10 "),
+        (long, "max_tokens", "at most 500 tokens"),
+    ):
+        answer = ask(app, COMPLETIONS, json=GOOD[COMPLETIONS] | changes)
+        assert_openais(answer, 400, "invalid_value")
+        assert answer.json()["error"]["param"] == key
+        assert limit in answer.json()["error"]["message"]
+    many_texts = ask(app, EMBEDDINGS, json=GOOD[EMBEDDINGS] | {"input": ["a"] * 501})
     assert many_texts.json()["error"]["param"] == "input"
-    assert ask(app, COMPLETIONS, json=many).status_code == 200
+    assert ask(app, COMPLETIONS, json=GOOD[COMPLETIONS] | many).status_code == 200
     # A caller who is the only one may have all.
     alone = guard(keys=[hashed(KEY)])
-    assert ask(alone, COMPLETIONS, json=many | {"n": 2}).status_code == 200
+    assert ask(alone, COMPLETIONS, json=GOOD[COMPLETIONS] | long).status_code == 200
 
 
 @pytest.mark.parametrize("gateways", [1, 2])
@@ -279,14 +285,16 @@ def test_a_stream_goes_through_piece_by_piece_and_ends_with_the_error_that_broke
 def test_the_shares_of_two_callers_in_all_gateways_fill_the_model(
     gateways: int, replicas: int
 ) -> None:
-    share = Callers(config(gateways=gateways)).share(6000, replicas)
+    room = Room(size=6000, part=10, smallest=100)
+    share = Callers(config(gateways=gateways)).share(room, replicas)
     assert 2 * gateways * share == 6000 * replicas
-    alone = Callers(config(gateways=gateways, keys=[hashed(KEY)])).share(6000, replicas)
+    alone = Callers(config(gateways=gateways, keys=[hashed(KEY)])).share(room, replicas)
     assert gateways * alone == 6000 * replicas
 
 
-def test_a_share_has_room_for_a_sequence() -> None:
-    assert Callers(config(gateways=3)).share(4) == 1
+def test_a_share_has_room_for_a_request_of_the_whole_context() -> None:
+    small = Room(size=100, part=100, smallest=100)
+    assert Callers(config(gateways=3)).share(small) == 100
 
 
 def test_a_callers_requests_get_their_share_in_their_order() -> None:
@@ -347,7 +355,7 @@ def test_no_share_is_exceeded_or_lost_when_callers_go_away(seed: int) -> None:
 
 
 def test_a_flood_takes_half_of_a_model_and_the_next_caller_finds_room_at_once() -> None:
-    slots, go = asyncio.Semaphore(ROOM), asyncio.Event()
+    slots, go = asyncio.Semaphore(ROOM.size // ROOM.part), asyncio.Event()
     running = 0
 
     async def answer(request: Request) -> Response:

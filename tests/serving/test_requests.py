@@ -25,6 +25,7 @@ from dpray.serving.requests import (
     ChatCall,
     CompletionCall,
     EmbeddingCall,
+    Room,
     checked,
     has_few_entries,
 )
@@ -175,17 +176,37 @@ def test_prompts_times_n_are_bounded() -> None:
     assert caught.value.param == "n"
 
 
+FOUR = {"role": "user", "content": "four"}
+
+
 @pytest.mark.parametrize(
-    ("path", "body", "sequences"),
+    ("path", "body", "tokens"),
     [
-        (COMPLETIONS, {"prompt": "four"}, 1),
-        (COMPLETIONS, {"prompt": ["four", "six"], "n": 3}, 6),
-        (CHAT, {"messages": [USER, USER], "n": 2}, 2),
+        (COMPLETIONS, {"prompt": ["four"], "max_tokens": 20}, 24),
+        (COMPLETIONS, {"prompt": ["four"], "max_tokens": 20, "n": 3}, 64),
+        (COMPLETIONS, {"prompt": ["four", "sixsix"], "max_tokens": 20, "n": 3}, 130),
+        # OpenAI's default.
+        (COMPLETIONS, {"prompt": ["four"]}, 20),
+        # Bytes, of which there are at least as many as tokens.
+        (COMPLETIONS, {"prompt": ["\N{GRINNING FACE}"], "max_tokens": 7}, 11),
+        # No sequence is longer than the context, and none takes less than 10.
+        (COMPLETIONS, {"prompt": ["four"], "max_tokens": 2**31 - 1, "n": 2}, 200),
+        (COMPLETIONS, {"prompt": ["a" * 5000], "max_tokens": 7, "n": 2}, 200),
+        (COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 1, "n": 3}, 60),
+        (CHAT, {"messages": [FOUR, FOUR], "max_tokens": 20, "n": 2}, 48),
+        (CHAT, {"messages": [FOUR], "max_completion_tokens": 20, "max_tokens": 50}, 24),
+        # A chat goes on to the end of the context.
+        (CHAT, {"messages": [FOUR], "n": 2}, 200),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "four"}] * 2}],
+                "max_tokens": 7}, 15),
         (EMBEDDINGS, {"input": ["a"] * 70}, 70),
     ],
-)
-def test_a_request_costs_its_sequences(path: str, body: dict[str, Any], sequences: int) -> None:
-    assert call(path, {"model": MODEL} | body).sequences == sequences
+)  # fmt: skip
+def test_a_request_costs_the_tokens_of_its_sequences(
+    path: str, body: dict[str, Any], tokens: int
+) -> None:
+    room = Room(size=1000, part=10, smallest=100)
+    assert call(path, {"model": MODEL} | body).cost(room) == tokens
 
 
 def test_what_is_at_the_bounds_is_handed_on_unchanged() -> None:
