@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dpray.serving.errors import reraise
 from dpray.serving.guard import Endpoint, Guard
+from dpray.serving.requests import Room
 from dpray.serving.settings import ServeConfig
 from tests.serving.front import CHAT, one_replica
 
@@ -39,8 +40,7 @@ class AnyCall(BaseModel):
     wait: int = 0
     stream: bool = False
 
-    @property
-    def sequences(self) -> int:
+    def cost(self, room: Room) -> int:
         return 0
 
 
@@ -94,7 +94,7 @@ def main(port: str, *keys: str) -> None:
             "limits": {"max_in_flight_per_key": 5000},
         }
     )
-    endpoint: Any = Endpoint(AnyCall, None, "llm", 1)  # type: ignore[arg-type]
+    endpoint: Any = Endpoint(AnyCall, None, "llm", Room(1, 1, 1))  # type: ignore[arg-type]
     routes = [Route(CHAT, answer, methods=["POST"]), Route("/v1/models", models)]
     app = Starlette(routes=routes, exception_handlers={HTTPException: reraise})
     app.add_middleware(Guard, config, {CHAT: endpoint}, one_replica)
