@@ -222,13 +222,13 @@ def test_real_records_are_files_as_people_have_them(tmp_path):
     real.write_bytes("text;label\nKäse;0\n ;0\nBrot;true\nWein;\n".encode("cp1252"))
     rows = [{"text": "x", "label": label} for label in (0, True, "")]
     released.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    form = FileFormat(encoding="cp1252")
+    form = FileFormat(encoding="cp1252", keys="--")
     records = read_labelled(str(real), "--real", "text", "label", form)
     assert records == [("Käse", "0"), ("Brot", "true"), ("Wein", "")]
     made = read_labelled(str(released), "--synthetic", "note.body", "kind", AS_RECOGNISED)
     assert made == [("x", "0"), ("x", "true"), ("x", "")]
-    with pytest.raises(InputError, match=r"^real.csv, row 1: .* the encoding cp1252$"):
-        read_labelled(str(real), "--real", "text", "label", AS_RECOGNISED)
+    with pytest.raises(InputError, match=r"^real.csv, row 1: .* set --encoding=cp1252$"):
+        read_labelled(str(real), "--real", "text", "label", FileFormat(keys="--"))
 
 
 @pytest.mark.slow
