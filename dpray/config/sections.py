@@ -6,6 +6,7 @@ Every section is frozen, refuses unknown keys, and takes only numbers for number
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 from urllib.parse import urlsplit
@@ -28,6 +29,9 @@ from dpray.io.files import names_cloud
 from dpray.io.formats import FileFormat, known_encoding, one_sign
 
 LARGEST_EPSILON = 1e6
+
+# `method.schema` takes the place of a deprecated method of pydantic's, which nothing here calls.
+warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
 
 Label = StrictBool | StrictInt | StrictFloat | StrictStr
 

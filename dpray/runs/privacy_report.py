@@ -50,7 +50,7 @@ DIGITS = 16
 """Hexadecimal digits of a released digest."""
 
 MODELS = frozenset({"model", "embedder"})
-FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
+FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms", "schema"})
 """Keys of methods and of `public_inputs` whose values name public files."""
 
 

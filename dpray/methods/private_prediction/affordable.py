@@ -151,11 +151,19 @@ def batch_memory(
     return BatchMemory(row_tokens, token_bytes, cache_bytes, most, "on this machine's CPU")
 
 
+def codec_of(engine: EngineConfig) -> TextCodec | None:
+    """Return the model's tokenizer and configuration, or None if its files are not here."""
+    if not is_at_hand(engine.model):
+        return None
+    return TextCodec(resolve_model(engine.model), engine.max_model_len)
+
+
 def affordable_batch_size(
     settings: PrivatePredictionSettings,
     engine: EngineConfig,
     template: PromptTemplate,
     labels: Collection[str],
+    codec: TextCodec | None,
 ) -> tuple[int, BatchMemory | None]:
     """Return `batch_size`, or for auto the largest one that this machine holds at once, and the
     memory of its batches. If the model's files are not here, return the largest size, and None.
@@ -165,9 +173,8 @@ def affordable_batch_size(
         sizes = [s for s in AUTO_SIZES if s <= most]
     else:
         sizes = [settings.batch_size]
-    if not is_at_hand(engine.model):
+    if codec is None:
         return sizes[0], None
-    codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
     context = context_of(engine, codec)
     longest = longest_frame(template, labels, codec, context, settings.max_tokens)
     row_tokens = min(context, longest + settings.max_prompt_tokens + settings.max_tokens)

@@ -3,7 +3,7 @@
 The paper's symbols: s batch_size, r private_tokens, c clip_bound, tau temperature, theta and sigma
 the sparse vector's threshold and noise, S a batch of private prompts, X the synthetic examples, x
 a text, t the private tokens drawn for the batch so far. Lines 12 to 20, one token, are
-`dpray.methods.private_prediction.token`, which runs where the logits are.
+`dpray.methods.private_prediction.selector`, which runs where the logits are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from dpray.accounting.event import Event
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult
+from dpray.engines.schema import Form
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken
 
@@ -67,6 +68,7 @@ class PrivatePrediction:
     examples_per_batch: int
     stop: tuple[str, ...] = ()
     longest_copy: int | None = None
+    form: Form | None = None
 
     @property
     def dp_event(self) -> Event:
@@ -107,11 +109,13 @@ class PrivatePrediction:
         others: dict[str, Any] = {"t": state.t, "noisy_threshold": state.noisy_threshold}
         if self.longest_copy is not None:
             others |= {"prompt": state.S.public_prompt, "longest_copy": self.longest_copy}
+        if self.form is not None:
+            others["form"] = self.form.mask_arguments(self.max_tokens)
         return LockstepGroup(
             group_id=state.S.batch_id,
             private_prompts=state.S.private_prompts,
             public_prompt=state.S.public_prompt,
             selector=self.mechanism.selector(new_key(), **others),
             max_tokens=self.max_tokens,
-            stop=self.stop,
+            stop=self.stop if self.form is None else (),
         )

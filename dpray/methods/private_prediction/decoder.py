@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from dpray.engines.base import Engine, failure_name, may_be_repeated
 from dpray.engines.row_variation import row_variation
+from dpray.engines.schema import forced_tokens
 from dpray.ledger.protocol import RunLedger
 from dpray.methods.private_prediction.algorithm import Batch, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
@@ -79,6 +80,8 @@ class BatchDecoder:
         load: Callable[[], Engine],
     ) -> None:
         self.plan, self.ledger, self.key = plan, ledger, key
+        if plan.form is not None:
+            forced_tokens(plan.form, plan.settings.max_tokens)  # refuses one that does not fit
         self.worker_id = f"{attempt_id}.{uuid4().hex[:16]}"
         self.engine = engine = load()
         # With public prompts, before a private one is here.

@@ -71,7 +71,7 @@ def recentred_sum(
     Proof: docs/privacy.md, sections 2.1 and 2.2.
     """
     top_S1 = logits_SV.amax(dim=-1, keepdim=True).float()
-    chosen_SK = _chosen(logits_SV, candidates_K)
+    chosen_SK = columns_of(logits_SV, candidates_K)
     # As z - max z + c is at most c, Eq. 1 is a clamp to [-c, c], with a base of -c.
     lowest_K = top_S1.new_full((1,), -clip_bound).expand(chosen_SK.shape[-1])
     return _clipped_sum(chosen_SK, top_S1, lowest_K, clip_bound)
@@ -92,14 +92,14 @@ def dclip_sum(
     public_K = log_probabilities(logits_public_V, candidates_K)
     top_S1, total_S1 = row_totals(logits_SV)
     norm_S1 = (top_S1 + (total_S1 / EXP_GRID).log()).float()
-    return _clipped_sum(_chosen(logits_SV, candidates_K), norm_S1, public_K, clip_bound)
+    return _clipped_sum(columns_of(logits_SV, candidates_K), norm_S1, public_K, clip_bound)
 
 
 def log_probabilities(
     logits_public_V: torch.Tensor, candidates_K: torch.Tensor | None
 ) -> torch.Tensor:
     """Return the public log-probabilities of the candidates, float32, of shape (K,)."""
-    return _chosen(logits_public_V.float().log_softmax(dim=-1), candidates_K)
+    return columns_of(logits_public_V.float().log_softmax(dim=-1), candidates_K)
 
 
 def _clipped_sum(
@@ -202,8 +202,9 @@ def _grid_bound(clip_bound: float) -> float:
     return float(most if float(most) <= steps else np.nextafter(most, np.float32(0)))
 
 
-def _chosen(rows: torch.Tensor, candidates_K: torch.Tensor | None) -> torch.Tensor:
-    return rows if candidates_K is None else rows[..., candidates_K]
+def columns_of(rows: torch.Tensor, chosen_K: torch.Tensor | None) -> torch.Tensor:
+    """Return the columns of the chosen tokens; None means all."""
+    return rows if chosen_K is None else rows[..., chosen_K]
 
 
 # Rules on public logits

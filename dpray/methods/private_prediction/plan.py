@@ -13,11 +13,13 @@ from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.row_variation import rounding_warnings
+from dpray.engines.schema import Form, forced_tokens, read_schema
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.labels import common_shares
 from dpray.methods.private_prediction.affordable import (
     BatchMemory,
     affordable_batch_size,
+    codec_of,
     largest_affordable,
     usual_rows,
 )
@@ -36,6 +38,7 @@ RESTATED = {"threshold", "noise", "sure_probability"}
 
 SUMMARISED = {
     "batches", "public_gate", "sparse_vector", "max_tokens", "max_prompt_tokens", "longest_copy",
+    "schema",
 }  # fmt: skip
 """These keys are in a plan's summary beside the mechanism's."""
 
@@ -46,14 +49,18 @@ class PrivatePredictionPlan(Plan):
 
     `settings.batches` is never "auto", and `config.engine.dtype` is what the model computes in.
     `private_tokens` is a batch's, and `texts` the number of texts from Poisson batches, None with
-    disjoint ones. `salt` is the partition's, "" in a plan that is not run. `texts_affordable` is
-    the number of texts that the epsilon pays for with each kind of batches that was considered.
+    disjoint ones. `form` is that of `settings.schema`; it leaves no choice about
+    `forced_tokens` tokens of its shortest text (0 if the model's files are not here). `salt` is the
+    partition's, "" in a plan that is not run. `texts_affordable` is the number of texts that the
+    epsilon pays for with each kind of batches that was considered.
     `memory` is what a batch takes on this machine, None if the model's files are not here.
     """
 
     settings: PrivatePredictionSettings
     private_tokens: int
     template: PromptTemplate
+    form: Form | None = None
+    forced_tokens: int = 0
     texts: int | None = None
     texts_affordable: Mapping[str, int] = field(default_factory=dict)
     memory: BatchMemory | None = None
@@ -93,6 +100,7 @@ class PrivatePredictionPlan(Plan):
             texts,
             self.template.template.stop,
             settings.longest_copy,
+            self.form,
         )
 
     def audit_targets(self) -> Iterator[Target]:
@@ -215,6 +223,9 @@ class PrivatePredictionPlan(Plan):
             "(method.max_prompt_tokens)",
             "model": f"{self.config.engine.model}, in {self.config.engine.dtype}",
         }
+        if self.form is not None:
+            least = f"; at least {self.forced_tokens} tokens of a text are its own, and free"
+            lines["schema"] = self.form.schema.title + (least if self.forced_tokens else "")
         if self.texts_affordable:
             kinds = (f"{n} from {kind} batches" for kind, n in self.texts_affordable.items())
             lines["affordable texts"] = ", ".join(kinds)
@@ -263,13 +274,17 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
         engine = config.engine.model_copy(update={"dtype": "float32"})
         config = config.model_copy(update={"engine": engine})
     template = template_of(config, settings)
-    size, memory = affordable_batch_size(settings, config.engine, template, config.data.proportions)
+    labels, codec = config.data.proportions, codec_of(config.engine)
+    size, memory = affordable_batch_size(settings, config.engine, template, labels, codec)
+    form, forced = form_of(config, settings, template), 0
+    if form is not None and codec is not None:
+        forced = forced_tokens(form, settings.max_tokens)
     settings = settings.model_copy(update={"batch_size": size})
     if config.method.name == settings.name:
         # The number is what the run keeps: another machine may hold larger batches.
         config = config.model_copy(update={"method": settings})
     plan = with_batches(
-        PrivatePredictionPlan(config, config.data.proportions, settings, 1, template, memory=memory)
+        PrivatePredictionPlan(config, labels, settings, 1, template, form, forced, memory=memory)
     )
     if plan.cost.epsilon > config.privacy.epsilon:
         key = "method.private_tokens" if plan.disjoint else "method.texts"
@@ -279,6 +294,16 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
             f"{config.privacy.epsilon:g}; null takes as many as that pays for"
         )
     return plan
+
+
+def form_of(
+    config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
+) -> Form | None:
+    """Return the form of `method.schema`, which begins where the template's prompts end. Raises
+    InputError for a schema that cannot be used."""
+    if settings.schema is None:
+        return None
+    return Form(read_schema(settings.schema), config.engine.model, template.before())
 
 
 def with_public_files(plan: PrivatePredictionPlan) -> PrivatePredictionPlan:
@@ -325,7 +350,8 @@ def _affordable(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
             most = settings.texts_of_a_batch(most, base.batches.num_batches) * settings.max_tokens
         what = "one private token"
         return largest_affordable(lambda r: replace(base, private_tokens=r), most, what)
-    tokens = settings.private_tokens or settings.max_tokens
+    # The schema's own tokens are not drawn from private rows.
+    tokens = settings.private_tokens or settings.max_tokens - base.forced_tokens
 
     def poisson(texts: int) -> PrivatePredictionPlan:
         return replace(base, private_tokens=tokens, texts=texts)

@@ -74,6 +74,14 @@ class PromptTemplate:
         """Make the text that is released from what was decoded."""
         return self.template.render("output", completion=completion).strip()
 
+    def before(self) -> str:
+        """Return what a released text begins with before its completion. Raises InputError if
+        anything follows that: a schema is that of the whole text."""
+        before, after = self.template.render("output", completion="\0").split("\0")
+        if after:
+            raise self.template.fault("has words after {completion}, with method.schema", "output")
+        return before
+
     def _prompt(self, key: str, label: str, examples: Sequence[str], **text: str) -> Prompt:
         render = self.template.render
         shown = "".join(render("example", example=each, label=label) for each in examples)

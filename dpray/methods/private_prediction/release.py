@@ -267,7 +267,11 @@ def report(session: BatchSession, decoded: Decoded) -> dict[str, Any]:
             "candidates": CANDIDATES if plan.settings.candidates != "all" else "all tokens",
         },
         "numerics": {"dtype": session.config.engine.dtype, "row_variation": decoded.row_variation},
-        "public_inputs": {"template": settings.template, "few_shot": settings.few_shot},
+        "public_inputs": {
+            "template": settings.template,
+            "few_shot": settings.few_shot,
+            "schema": settings.schema,
+        },
         "not_covered": [*NOT_COVERED, *warnings],
         "noise_source": f"{NOISE_SOURCE}; a fresh key for every text",
     }
@@ -278,6 +282,11 @@ def describe_draw(settings: PrivatePredictionSettings) -> str:
     words = "softmax of the clipped mean of logits (exponential mechanism)"
     if settings.public_gate is not None:
         words += "; if the public logits alone are sure of a token, it is drawn from them"
+    if settings.schema is not None:
+        words += (
+            "; only tokens that the public schema allows are drawn, and one that it leaves no "
+            "choice about is taken"
+        )
     if settings.sparse_vector is not None:
         words += (
             "; if a noisy comparison (sparse vector) does not find the private logits far from "

@@ -37,7 +37,7 @@ class PrivatePredictionSettings(MethodSettings):
     private_tokens: Count | None = Field(
         None,
         description="r, the most private tokens of a batch; null: as many as epsilon allows "
-        "(disjoint), or max_tokens (poisson)",
+        "(disjoint), or max_tokens less what the schema takes anyway (poisson)",
     )
     texts: Count | None = Field(
         None,
@@ -95,6 +95,11 @@ class PrivatePredictionSettings(MethodSettings):
         None,
         description="the most tokens in a row that a text may share with its public prompt, "
         "examples included, or with itself; for candidates top_k and top_k_plus; null: no bound",
+    )
+    schema: str | dict[str, Any] | None = Field(  # type: ignore[assignment]
+        None,
+        description="the form of all texts, which is public: a JSON Schema, {regex: ...}, "
+        "{choices: [...]}, {lark: ...}, or a .json or .lark file; null: none",
     )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
 

@@ -2,13 +2,12 @@
 
 `PrivateToken` is the mechanism: its public parameters, its cost, its draws. It is made of softmax
 sampling, which is the exponential mechanism (Lemma 4), and of the sparse vector (Lemma 5).
-`PrivateTokenSelector` carries it through a text, in the process that holds the logits.
+`dpray.methods.private_prediction.selector` carries it through a text.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,17 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import AboveThreshold, ExponentialMechanism
-from dpray.engines.base import SelectorSpec, Waiting
-from dpray.mechanisms.randomness import generator
+from dpray.engines.base import SelectorSpec
 from dpray.methods.private_prediction.logits import (
     Candidates,
-    CopyFilter,
     candidate_set,
     dclip_sum,
-    distribution_distance,
-    is_sure,
     log_probabilities,
-    probability_sum,
     recentred_sum,
 )
 
@@ -37,7 +31,7 @@ if TYPE_CHECKING:
 
     from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 
-SELECTOR = "dpray.methods.private_prediction.token:PrivateTokenSelector"
+SELECTOR = "dpray.methods.private_prediction.selector:PrivateTokenSelector"
 
 
 @dataclass(frozen=True)
@@ -270,105 +264,3 @@ class PrivateToken:
     def draw_public(self, logits_public_V: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         """Draw by line 19, from the public logits alone: free."""
         return sample_softmax(logits_public_V, self.public_temperature, rng)
-
-
-class PrivateTokenSelector:
-    """Selects a text's tokens; a `dpray.engines.base.TokenSelector`.
-
-    `mechanism` has the fields of a `PrivateToken`. `key` is a fresh key for every text. `t` private
-    tokens were drawn for the batch before this text, and `noisy_threshold` is in force (None if
-    none is drawn yet). `longest_copy` is the most tokens in a row that the text may share with the
-    public `prompt`, or with itself; tokens that would make it more are excluded. All arguments are
-    plain values: they travel in a request to the process with the logits.
-    """
-
-    def __init__(
-        self,
-        mechanism: Mapping[str, Any],
-        key: str,
-        t: int = 0,
-        noisy_threshold: float | None = None,
-        prompt: Sequence[int] = (),
-        longest_copy: int | None = None,
-    ) -> None:
-        self.mechanism = PrivateToken(**mechanism)
-        self.rng = generator(key)
-        self.t = t
-        self.public_tokens = 0
-        self.copies = None if longest_copy is None else CopyFilter(prompt, longest_copy)
-        # The sums of the rows of this position that came in parts.
-        self.clipped_sum_K: torch.Tensor | float = 0.0
-        self.probability_sum_V: torch.Tensor | float = 0.0
-        self.noisy_threshold = noisy_threshold
-        if self.mechanism.sparse_vector is not None and noisy_threshold is None:
-            self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)  # line 4
-
-    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
-        """Add up a part of the batch's rows. Sums are exact, so a batch that comes in parts gives
-        the tokens that it gives whole."""
-        drawable_V = self._without_copies(logits_public_V)
-        candidates_K = self.mechanism.candidate_set(drawable_V)
-        self.clipped_sum_K = self.clipped_sum_K + self.mechanism.clipped_sum(
-            logits_private_SV, drawable_V, candidates_K
-        )
-        if self.mechanism.sparse_vector is not None:
-            self.probability_sum_V = self.probability_sum_V + probability_sum(logits_private_SV)
-
-    def select(
-        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
-    ) -> Waiting[int | None]:
-        """Select a token by lines 12 to 20. Return None once the batch's r private tokens are
-        drawn: the bound holds inside a text.
-
-        The gate looks at the tokens that may be drawn. The distance is over all tokens: private
-        logits have no excluded ones.
-        """
-        mechanism, sparse_vector = self.mechanism, self.mechanism.sparse_vector
-        if self.t >= mechanism.private_tokens:
-            return None
-        drawable_V = self._without_copies(logits_public_V)
-        is_free = False
-        if mechanism.sure_probability is not None:
-            is_free = bool((yield is_sure(drawable_V, mechanism.sure_probability)))
-        if sparse_vector is not None and not is_free:
-            assert self.noisy_threshold is not None
-            distance = float((yield self._distance(logits_private_SV, logits_public_V)))
-            is_free = not sparse_vector.is_far(distance, self.noisy_threshold, self.rng)  # 12, 13
-        if is_free:
-            token = mechanism.draw_public(drawable_V, self.rng)  # line 19
-            self.public_tokens += 1
-        else:
-            token = mechanism.draw_private(  # lines 14 and 15
-                logits_private_SV, drawable_V, self.rng, added_K=self.clipped_sum_K
-            )
-            self.t += 1  # line 16
-            if sparse_vector is not None:
-                self.noisy_threshold = sparse_vector.draw_threshold(self.rng)  # line 17
-        self.clipped_sum_K = self.probability_sum_V = 0.0
-        drawn = int((yield token))
-        if drawn < 0:
-            raise ValueError("no finite logit to draw from")
-        if self.copies is not None:
-            self.copies.add(drawn)
-        return drawn
-
-    def _without_copies(self, logits_public_V: torch.Tensor) -> torch.Tensor:
-        """Return the public logits with -inf for the tokens that would be copies."""
-        if self.copies is None or not (excluded := self.copies.excluded):
-            return logits_public_V
-        drawable_V = logits_public_V.clone()  # the logits are the engine's own
-        drawable_V[list(excluded)] = -math.inf
-        return drawable_V
-
-    def _distance(
-        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
-    ) -> torch.Tensor:
-        sum_V = self.probability_sum_V + probability_sum(logits_private_SV)
-        return distribution_distance(sum_V, logits_public_V, self.mechanism.batch_size)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "t": self.t,
-            "public_tokens": self.public_tokens,
-            "noisy_threshold": self.noisy_threshold,
-        }

@@ -1,0 +1,60 @@
+"""A vocabulary of five tokens, and schemas, for tests of masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llguidance import LLTokenizer
+
+from dpray.engines.schema import Vocabulary
+
+A, B, DASH, OTHER, EOS = range(5)
+
+FILM: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string"},
+        "year": {"type": "integer"},
+        "genres": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["title", "year", "genres"],
+    "additionalProperties": False,
+}
+
+VISIT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4}$"},
+        "date": {"type": "string", "format": "date"},
+        "triage": {"enum": ["urgent", "soon", "routine"]},
+        "vitals": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "properties": {"name": {"enum": ["pulse", "bp"]}, "value": {"type": "number"}},
+                "required": ["name", "value"],
+                "additionalProperties": False,
+            },
+        },
+        "note": {"type": ["string", "null"]},
+    },
+    "required": ["id", "date", "triage", "vitals", "note"],
+    "additionalProperties": False,
+}
+
+
+class _Bytes:
+    eos_token_id, bos_token_id, special_token_ids = EOS, None, (EOS,)
+    tokens = (b"a", b"b", b"-", b"z", b"<eos>")
+    is_tokenizer_wrapper = True
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        known = {token[0]: i for i, token in enumerate(self.tokens[:EOS])}
+        return [known.get(byte, OTHER) for byte in data]
+
+
+def five_tokens() -> Vocabulary:
+    """Return the vocabulary of a, b, -, z and an end token."""
+    return Vocabulary(LLTokenizer(_Bytes()))  # type: ignore[arg-type]

@@ -1,0 +1,194 @@
+"""Schemas: what they allow, how a text ends in time, and what is refused before a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+import dpray
+from dpray.engines.schema import (
+    Form,
+    Schema,
+    TokenMask,
+    Vocabulary,
+    forced_tokens,
+    read_schema,
+    vocabulary,
+)
+from dpray.types import InputError
+from tests.engines.schemas import FILM, VISIT
+
+DEMO = str(Path(dpray.__file__).parent / "demo" / "model")
+V = json.loads(Path(DEMO, "config.json").read_text())["vocab_size"]
+
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"of": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+            "required": ["of"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Vocabulary:
+    return vocabulary(DEMO, V)
+
+
+def drawn(mask: TokenMask, demo: Vocabulary, rng: np.random.Generator) -> tuple[str, int]:
+    """Draw a text at random among what the mask allows; return it and the number of its tokens."""
+    tokens: list[int] = []
+    while not tokens or tokens[-1] != demo.eos:
+        token = mask.forced()
+        if token is None:
+            token = int(rng.choice(np.flatnonzero(mask.allowed)))
+        tokens.append(mask.take(token))
+    return demo.tokenizer.decode_bytes(tokens[:-1]).decode(), len(tokens)
+
+
+@pytest.mark.parametrize("schema", [FILM, VISIT, TREE], ids=["film", "visit", "tree"])
+@pytest.mark.parametrize("room", [0, 1, 5, 60])
+def test_every_text_is_valid_however_few_tokens_it_has(
+    demo: Vocabulary, schema: dict[str, Any], room: int
+) -> None:
+    read, rng = read_schema(schema), np.random.default_rng(room)
+    shortest = len(TokenMask(read, demo, 300).ending)
+    for _ in range(8):
+        text, count = drawn(TokenMask(read, demo, shortest + room), demo, rng)
+        jsonschema.validate(json.loads(text), schema)
+        assert count <= shortest + room
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        ({"choices": ["urgent", "soon"]}, {"urgent", "soon"}),
+        ({"regex": "(yes|no)!"}, {"yes!", "no!"}),
+        ({"lark": 'start: "(" start ")" | "x"'}, {"x", "(x)", "((x))"}),
+    ],
+)
+def test_what_is_no_json(demo: Vocabulary, schema: dict[str, Any], texts: set[str]) -> None:
+    rng = np.random.default_rng(0)
+    found = {drawn(TokenMask(read_schema(schema), demo, 6), demo, rng)[0] for _ in range(30)}
+    assert found and found <= texts
+
+
+def test_a_beginning_of_the_prompt_is_part_of_the_text(demo: Vocabulary) -> None:
+    mask = TokenMask(read_schema(FILM), demo, 200, before="{")
+    text, _ = drawn(mask, demo, np.random.default_rng(0))
+    jsonschema.validate(json.loads("{" + text), FILM)
+    with pytest.raises(InputError, match="no text of method"):
+        TokenMask(read_schema(FILM), demo, 200, before="[")
+
+
+def test_json_is_written_as_python_writes_it(demo: Vocabulary) -> None:
+    ending = TokenMask(read_schema(VISIT), demo, 200).ending[:-1]
+    text = demo.tokenizer.decode_bytes(ending).decode()
+    assert text == json.dumps(json.loads(text))
+
+
+def test_the_tokens_of_keys_are_forced() -> None:
+    form = Form(read_schema(FILM), DEMO)
+    shortest = len(TokenMask(form.schema, vocabulary(DEMO, V), 200).ending)
+    assert shortest / 2 < forced_tokens(form, 200) < shortest
+    assert forced_tokens(Form(Schema("regex", "[a-z]+"), DEMO), 200) == 0
+    assert forced_tokens(Form(Schema("regex", "x"), DEMO), 200) == 2  # the end token too
+
+
+def test_files(tmp_path: Path) -> None:
+    (tmp_path / "film.json").write_text(json.dumps(FILM))
+    (tmp_path / "tree.lark").write_text('start: "(" start ")" | "x"')
+    assert read_schema(str(tmp_path / "film.json")) == Schema("json", json.dumps(FILM))
+    assert read_schema(str(tmp_path / "tree.lark")).kind == "lark"
+    for name in ("film.txt", "missing.json"):
+        with pytest.raises(InputError, match=r"method\.schema: "):
+            read_schema(str(tmp_path / name))
+
+
+def nested(depth: int) -> str:
+    return '{"type": "array", "items": ' * depth + "{}" + "}" * depth
+
+
+HOSTILE: dict[str, Any] = {
+    "100,000 values": {"enum": [f"value number {i}" for i in range(100_000)]},
+    "3,000 keys": {"type": "object", "properties": {f"k{i}": {} for i in range(3000)}},
+    "a record that never ends": {
+        "$ref": "#/$defs/t",
+        "$defs": {
+            "t": {
+                "type": "object",
+                "properties": {"c": {"$ref": "#/$defs/t"}},
+                "required": ["c"],
+                "additionalProperties": False,
+            }
+        },
+    },
+    "a reference to itself": {"$ref": "#"},
+    "a reference to a server": {"$ref": "http://localhost/schema.json"},
+    "10,000 levels": nested(10_000),
+    "a million items": {"type": "array", "items": {"type": "string"}, "minItems": 1_000_000},
+    "a million characters": {"type": "string", "minLength": 1_000_000},
+    "no text": {"type": "string", "minLength": 5, "maxLength": 2},
+    "look-around": {"regex": "(?=a)b"},
+    "a reference in a regex": {"regex": r"(a)\1"},
+    "no regex": {"regex": "(a"},
+    "no grammar": {"lark": "no grammar !!"},
+    "an import": {"lark": "start: X\n%import secrets (X)"},
+    "an unknown keyword": {"type": "array", "uniqueItems": True},
+    "an unknown format": {"type": "string", "format": "zzz"},
+    "an unknown type": {"type": "zzz"},
+    "no choices": {"choices": []},
+    "choices that are numbers": {"choices": [1, 2]},
+    "an empty regex": {"regex": ""},
+    "products": {
+        "anyOf": [
+            {"allOf": [{"anyOf": [{"properties": {f"a{i * j}": {}}} for i in range(30)]}]}
+            for j in range(6)
+        ]
+        * 40
+    },
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_schemas_are_refused_in_time(demo: Vocabulary, name: str, tmp_path: Path) -> None:
+    schema = HOSTILE[name]
+    if isinstance(schema, str):
+        (tmp_path / "schema.json").write_text(schema)
+        schema = str(tmp_path / "schema.json")
+    began = time.process_time()
+    with pytest.raises(InputError, match=r"^method\."):
+        TokenMask(read_schema(schema), demo, 200)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    "regex",
+    ["(a+)+b", "(a|aa)*b", "(x+x+)+y", "(.*a){20}", "(.{0,300}x){0,300}", "(a{1,99}){1,99}"],
+)
+def test_regexes_that_are_slow_elsewhere_are_not_here(demo: Vocabulary, regex: str) -> None:
+    began = time.process_time()
+    _, count = drawn(
+        TokenMask(read_schema({"regex": regex}), demo, 60), demo, np.random.default_rng(0)
+    )
+    assert count <= 60 and time.process_time() - began < 5
+
+
+def test_a_grammar_with_too_many_readings_is_ended(demo: Vocabulary) -> None:
+    began = time.process_time()
+    text, count = drawn(
+        TokenMask(read_schema({"lark": 'start: start start | "a"'}), demo, 300),
+        demo,
+        np.random.default_rng(0),
+    )
+    assert set(text) == {"a"} and count <= 300 and time.process_time() - began < 20

@@ -1,0 +1,256 @@
+"""A schema costs nothing: every outcome of small adaptive games is enumerated, with its mask.
+
+The adversary picks all logits anew after every token. The selector is the run's own; its draws are
+scripted, so that each branch of the game is played once and its probability is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from dpray.engines.base import select_token
+from dpray.engines.schema import Schema, TokenMask
+from dpray.methods.private_prediction.selector import PrivateTokenSelector
+from dpray.methods.private_prediction.token import PrivateToken
+from tests.engines.schemas import DASH, EOS, A, B, five_tokens
+
+TEXTS, R, MAX_TOKENS, V = 2, 3, 7, 5
+SURE = 1e3
+
+TWO_OR_THREE = Schema("regex", "([ab]-){2,3}")
+"""Each choice is followed by a token that the schema forces."""
+
+VOCABULARY = five_tokens()
+
+Transcript = tuple[int, ...]
+Logits = tuple[torch.Tensor, torch.Tensor]
+
+
+def token(**changes: object) -> PrivateToken:
+    values: dict[str, object] = {
+        "batch_size": 4, "private_tokens": R, "clip": "dclip", "clip_bound": 2.0,
+        "temperature": 1.0, "public_temperature": 1.0,
+    }  # fmt: skip
+    return PrivateToken(**(values | changes))  # type: ignore[arg-type]
+
+
+@dataclass
+class Scripted:
+    """Takes the options of a script, and then the first ones."""
+
+    temperature: float
+    script: Transcript
+    probability: float = 1.0
+    taken: list[int] = field(default_factory=list)
+    options: list[int] = field(default_factory=list)
+
+    def sample(self, utilities: torch.Tensor, *_: object) -> torch.Tensor:
+        law = (utilities.double() / self.temperature).softmax(-1)
+        at = len(self.taken)
+        self.taken.append(self.script[at] if at < len(self.script) else 0)
+        self.options.append(len(law))
+        self.probability *= float(law[self.taken[-1]])
+        return torch.tensor(self.taken[-1])
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """Chooses all rows by the tokens so far: the withheld unit's is sure of one of them."""
+
+    seed: int
+    with_unit: bool
+
+    def logits(self, transcript: Transcript) -> Logits:
+        rng = np.random.default_rng([self.seed, *transcript])
+        public_V = torch.tensor(rng.normal(0, 1, V))
+        others_SV = torch.tensor(rng.choice([-SURE, 0.0, SURE], size=(rng.integers(0, 4), V)))
+        unit_V = torch.full((1, V), -SURE, dtype=torch.float64)
+        unit_V[0, rng.integers(0, V)] = SURE
+        rows_SV = torch.cat([others_SV, unit_V]) if self.with_unit else others_SV
+        return rows_SV.float(), public_V.float()
+
+
+class Honest:
+    """Plays a game as a run does. Faults are subclasses."""
+
+    def mask(self, logits: Logits) -> TokenMask:
+        return TokenMask(TWO_OR_THREE, VOCABULARY, MAX_TOKENS)
+
+    def after(self, selector: PrivateTokenSelector, logits: Logits) -> None:
+        """See what the selector did."""
+
+    def play(self, mechanism: PrivateToken, adversary: Adversary, script: Scripted) -> Transcript:
+        t, transcript = 0, ()
+        for _ in range(TEXTS):
+            selector = PrivateTokenSelector(asdict(mechanism), "00" * 32, t=t)
+            selector.mask = self.mask(adversary.logits(transcript))
+            selector.mechanism.__dict__["sampler"] = script
+            drawn = None
+            while drawn != EOS:
+                logits = adversary.logits(transcript)
+                drawn = select_token(selector, *logits)
+                assert drawn is not None
+                transcript += (drawn,)
+                self.after(selector, logits)
+            t = selector.t
+            if t >= mechanism.private_tokens:
+                break
+        return transcript
+
+    def law(self, mechanism: PrivateToken, adversary: Adversary) -> dict[Transcript, float]:
+        law: Counter[Transcript] = Counter()
+        pending: list[Transcript] = [()]
+        while pending:
+            script = Scripted(mechanism.temperature, pending.pop())
+            outcome = self.play(mechanism, adversary, script)
+            law[outcome] += script.probability  # type: ignore[assignment]
+            for depth in range(len(script.script), len(script.taken)):
+                pending += [
+                    (*script.taken[:depth], other) for other in range(1, script.options[depth])
+                ]
+        assert math.isclose(sum(law.values()), 1.0, rel_tol=1e-9)
+        return dict(law)
+
+
+def exceeds(game: Honest, mechanism: PrivateToken, seeds: int = 4) -> float:
+    """Return the largest ratio of the true delta to the claimed one, over epsilon, both directions
+    and the adversaries."""
+    epsilons: npt.NDArray[np.float64] = np.arange(0.0, 3.0, 0.25)
+    ((term, count),) = mechanism.dp_event.terms().items()
+    claimed = term.pld(2.0**-11, count).get_delta_for_epsilon(epsilons)
+    worst = 0.0
+    for seed in range(seeds):
+        laws = [game.law(mechanism, Adversary(seed, with_unit)) for with_unit in (True, False)]
+        outcomes = sorted(set(laws[0]) | set(laws[1]))
+        p, q = (np.array([law.get(each, 0.0) for each in outcomes]) for law in laws)
+        for one, other in ((p, q), (q, p)):
+            for epsilon, delta in zip(epsilons, claimed, strict=True):
+                if delta > 1e-12:
+                    excess = float(np.maximum(one - math.exp(epsilon) * other, 0).sum())
+                    worst = max(worst, excess / float(delta))
+    return worst
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"clip": "recentred"},
+        {"candidates": "top_k", "k": 1},
+        {"candidates": "top_k_plus", "k": 2},
+        {"sure_probability": 0.7},
+    ],
+    ids=["dclip", "recentred", "top_k", "top_k_plus", "gate"],
+)
+def test_the_claim_is_never_exceeded(changes: dict[str, object]) -> None:
+    game = Honest()
+    if "sure_probability" in changes:
+        game = Gated()
+        changes |= {"private_tokens": 2}
+    assert exceeds(game, token(**changes)) <= 1 + 1e-9
+
+
+def test_the_games_come_near_the_claim() -> None:
+    assert exceeds(Honest(), token()) > 0.3
+
+
+class Gated(Honest):
+    """Public draws are scripted too: they are part of the game."""
+
+    def play(self, mechanism: PrivateToken, adversary: Adversary, script: Scripted) -> Transcript:
+        class Draws(PrivateToken):
+            def draw_public(self, logits: torch.Tensor, rng: object) -> torch.Tensor:
+                return script.sample(logits)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dpray.methods.private_prediction.selector.PrivateToken", Draws)
+            return super().play(mechanism, adversary, script)
+
+
+class ReadsAPrivateRow(Honest):
+    """The fault: the last private row decides what the schema allows first."""
+
+    def mask(self, logits: Logits) -> TokenMask:
+        rows_SV, _ = logits
+        first = "a" if len(rows_SV) and rows_SV[-1, A] > rows_SV[-1, B] else "[ab]"
+        return TokenMask(Schema("regex", f"{first}-([ab]-){{1,2}}"), VOCABULARY, MAX_TOKENS)
+
+
+class PrivateDecisionsAreFree(Honest):
+    """The fault: a token is not counted if the private rows, not the schema, leave no choice."""
+
+    def after(self, selector: PrivateTokenSelector, logits: Logits) -> None:
+        if len(logits[0]) and float(logits[0].double().mean(0).softmax(-1).max()) > 0.9:
+            selector.t = max(0, selector.t - 1)
+
+
+@pytest.mark.parametrize("fault", [ReadsAPrivateRow, PrivateDecisionsAreFree])
+def test_faults_exceed_it(fault: Callable[[], Honest]) -> None:
+    assert exceeds(fault(), token(private_tokens=2), seeds=3) > 1.2
+
+
+def selector(private_tokens: int = 3, **changes: object) -> PrivateTokenSelector:
+    made = PrivateTokenSelector(asdict(token(private_tokens=private_tokens, **changes)), "00" * 32)
+    made.mask = TokenMask(TWO_OR_THREE, VOCABULARY, MAX_TOKENS)
+    return made
+
+
+FLAT = (torch.zeros(3, V), torch.zeros(V))
+
+
+def text_of(chosen: PrivateTokenSelector) -> list[int]:
+    tokens: list[int] = []
+    while not tokens or tokens[-1] != EOS:
+        drawn = select_token(chosen, *FLAT)
+        assert drawn is not None
+        tokens.append(drawn)
+    return tokens
+
+
+def test_forced_tokens_are_free_and_a_used_up_batch_ends_its_text() -> None:
+    chosen = selector(private_tokens=1)
+    tokens = text_of(chosen)
+    assert tokens[0] in (A, B) and tokens[1] == DASH
+    assert tokens[2:] == [A, DASH, EOS]  # the shortest ending
+    assert chosen.state()["t"] == 1 and chosen.state()["public_tokens"] == 4
+
+
+def test_tokens_that_the_schema_forbids_are_never_drawn() -> None:
+    for _ in range(40):
+        tokens = text_of(selector())
+        assert set(tokens) <= {A, B, DASH, EOS} and len(tokens) <= MAX_TOKENS
+
+
+def test_parts_of_a_batch_give_its_tokens() -> None:
+    rows, public = torch.randn(6, V), torch.randn(V)
+    whole, parts = selector(), selector()
+    for _ in range(4):
+        parts.add(rows[:2], public)
+        parts.add(rows[2:5], public)
+        assert select_token(parts, rows[5:], public) == select_token(whole, rows, public)
+
+
+def test_clipping_is_among_allowed_tokens() -> None:
+    """A row that wants a forbidden token most still tells which allowed one it likes better."""
+    rows = torch.tensor([[2.0, 0.0, -9.0, 50.0, -9.0]] * 400)
+    chosen = selector(batch_size=400, clip="recentred", clip_bound=10.0, temperature=0.1)
+    assert select_token(chosen, rows, torch.zeros(V)) == A
+
+
+def test_copies_are_excluded_unless_nothing_else_is_allowed() -> None:
+    for _ in range(20):
+        made = selector(candidates="top_k", k=5)
+        copying = PrivateTokenSelector(
+            asdict(made.mechanism), "00" * 32, prompt=[DASH, A, DASH, B], longest_copy=1
+        )
+        copying.mask = TokenMask(Schema("regex", "[ab]-[ab]"), VOCABULARY, MAX_TOKENS)
+        # Both choices after the dash would be copies of the prompt.
+        assert len(text_of(copying)) == 4
