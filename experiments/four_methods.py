@@ -35,6 +35,7 @@ from dpray.types import InputError
 METHODS = {
     "private_prediction": "private prediction, secret batches",
     "private_prediction_bare": "private prediction, prompts without public texts",
+    "private_prediction_schema": "private prediction, with a schema",
     "aug_pe": "Aug-PE",
     "dp_kps": "DP-KPS, with texts",
     "dp_sgd": "DP-SGD, LoRA",
@@ -82,7 +83,10 @@ class Cell(NamedTuple):
     @property
     def file(self) -> str:
         """The name of its configuration in experiments/smollm2, and of its prompts."""
-        return self.method.removesuffix("_bare").removesuffix("_longer").removesuffix("_public")
+        name = self.method
+        for variant in ("_bare", "_schema", "_longer", "_public"):
+            name = name.removesuffix(variant)
+        return name
 
     @property
     def section(self) -> str:
@@ -109,7 +113,8 @@ def cells(data: str, method: str) -> list[Cell]:
         return []
     if method in VARIANTS:
         public_alone = [Cell(data, method, FLOOR, 0)] if method == "dp_sgd_public" else []
-        return [*public_alone, Cell(data, method, 4.0, 0)]
+        epsilons = (1.0, 4.0) if method.endswith("_schema") else (4.0,)
+        return [*public_alone, *(Cell(data, method, epsilon, 0) for epsilon in epsilons)]
     floor = [] if method in NO_FLOOR else [FLOOR]
     epsilons = floor + [e for e in about.epsilons if e < inf or method in WITHOUT_NOISE]
     return [Cell(data, method, e, n) for n, e in product(range(about.runs_of_each), epsilons)]

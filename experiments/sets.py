@@ -29,8 +29,21 @@ VARIANTS = (
     "chain_kps_private_prediction",
     "chain_kps_dp_sgd",
     "chain_topics_aug_pe",
+    "private_prediction_schema",
 )
-"""Methods that are run once, at epsilon 4."""
+"""Methods that are run once, at epsilon 4, and with a schema at 1 too."""
+
+FILM_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string"},
+        "year": {"type": "integer"},
+        "genres": {"type": "array", "items": {"type": "string"}},
+        "cast": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["title", "year", "genres", "cast"],
+    "additionalProperties": False,
+}
 
 
 class DataSet(NamedTuple):
@@ -77,12 +90,18 @@ SETS = {
         "conclusion, with many abbreviations"
     ),
     "wikimovies": DataSet(
+        left_out=sorted({"private_prediction_bare", *VARIANTS} - {"private_prediction_schema"}),
         is_json=True,
         style="a JSON record of a film with the keys title, year, genres and cast, at most three "
         "names",
         settings={
             # All records have the same keys, which are a run of tokens that a text has to copy.
             "private_prediction": ["method.max_tokens=80", "method.longest_copy=12"],
+            "private_prediction_schema": [
+                "method.max_tokens=80",
+                "method.longest_copy=12",
+                f"method.schema={json.dumps(FILM_SCHEMA)}",
+            ],
             "aug_pe": ["method.max_tokens=80"],
             "dp_kps": ["method.max_tokens=80"],
             "dp_sgd": ["method.max_length=80"],
