@@ -335,7 +335,7 @@ def forced_tokens(form: Form, max_tokens: int) -> int:
     for token in list(mask.ending):
         forced += np.count_nonzero(mask.allowed) == 1
         mask.take(token)
-    return forced
+    return int(forced)
 
 
 def open_mask(

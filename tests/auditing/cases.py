@@ -29,6 +29,7 @@ from dpray.methods.dp_kps.audit import (
 from dpray.methods.dp_kps.mechanisms import GRID, FeatureSum, VocabularyHistogram
 from dpray.methods.dp_sgd.audit import training_target
 from dpray.methods.private_prediction.audit import (
+    schema_target,
     sparse_vector_target,
     tokens_target,
 )
@@ -38,8 +39,10 @@ from tests.auditing.prediction_faults import (
     Runs,
     colder,
     exact_answers,
+    free_where_sure,
     half_answers,
     one_row_for_the_batch,
+    schema_of_a_row,
     token,
     unclipped,
 )
@@ -186,6 +189,13 @@ def _cases() -> dict[str, Case]:
         1500,
         ("no noise", exact_answers, True),
         (halved, half_answers, False),
+    )
+    add(
+        "private prediction, a schema",
+        lambda: schema_target(token(temperature=1.0)),
+        1500,
+        ("the schema reads a private row", schema_of_a_row, True),
+        ("tokens are free where private rows are sure", free_where_sure, True),
     )
     one = token(private_tokens=1, temperature=0.6)  # of range 2
     four = token(private_tokens=4, temperature=1.2)  # of range 1

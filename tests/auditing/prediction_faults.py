@@ -22,6 +22,7 @@ from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction import token as token_module
 from dpray.methods.private_prediction.algorithm import BatchState, PrivatePrediction
 from dpray.methods.private_prediction.audit import made_up_rows, runs_target
+from dpray.methods.private_prediction.selector import PrivateTokenSelector
 from dpray.methods.private_prediction.token import PrivateToken, SoftmaxSampler, SparseVector
 from dpray.workers.rows import Row, record_rows
 
@@ -92,6 +93,36 @@ def half_answers() -> AbstractContextManager[Any]:
 
         stack.enter_context(patch.object(SparseVector, name, halved))
     return stack
+
+
+def schema_of_a_row() -> AbstractContextManager[Any]:
+    """Let the last private row decide what the schema allows."""
+    right = PrivateTokenSelector._allowed
+
+    def select(self: PrivateTokenSelector, rows: torch.Tensor, public: torch.Tensor) -> Any:
+        def allowed(selector: PrivateTokenSelector, logits: torch.Tensor) -> Any:
+            found = right(selector, logits)
+            return found[:1] if found is not None and rows[-1, 0] > rows[-1, 1] else found
+
+        with patch.object(PrivateTokenSelector, "_allowed", allowed):
+            return (yield from right_select(self, rows, public))
+
+    right_select = PrivateTokenSelector.select
+    return patch.object(PrivateTokenSelector, "select", select)
+
+
+def free_where_sure() -> AbstractContextManager[Any]:
+    """Count no token if the private rows, not the schema, leave little choice about it."""
+    right = PrivateTokenSelector.select
+
+    def select(self: PrivateTokenSelector, rows: torch.Tensor, public: torch.Tensor) -> Any:
+        before = self.t
+        drawn = yield from right(self, rows, public)
+        if drawn == 0 and len(rows) and rows[-1, 0] > rows[-1, 1]:
+            self.t = before
+        return drawn
+
+    return patch.object(PrivateTokenSelector, "select", select)
 
 
 # Runs with Poisson batches. Nothing is patched: the target is given other rows, keys,

@@ -7,8 +7,9 @@ from typing import Any
 from llguidance import LLTokenizer
 
 from dpray.engines.schema import Vocabulary
+from dpray.methods.private_prediction.audit import FiveTokens
 
-A, B, DASH, OTHER, EOS = range(5)
+B, A, DASH, Z, EOS = range(5)
 
 FILM: dict[str, Any] = {
     "type": "object",
@@ -44,17 +45,6 @@ VISIT: dict[str, Any] = {
 }
 
 
-class _Bytes:
-    eos_token_id, bos_token_id, special_token_ids = EOS, None, (EOS,)
-    tokens = (b"a", b"b", b"-", b"z", b"<eos>")
-    is_tokenizer_wrapper = True
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        data = text.encode() if isinstance(text, str) else text
-        known = {token[0]: i for i, token in enumerate(self.tokens[:EOS])}
-        return [known.get(byte, OTHER) for byte in data]
-
-
 def five_tokens() -> Vocabulary:
     """Return the vocabulary of a, b, -, z and an end token."""
-    return Vocabulary(LLTokenizer(_Bytes()))  # type: ignore[arg-type]
+    return Vocabulary(LLTokenizer(FiveTokens()))

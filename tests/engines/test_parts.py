@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
+import jsonschema
 import pytest
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import Engine, EngineError, LockstepGroup, SelectorFailed, SelectorSpec
+from dpray.engines.schema import Form, Schema
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken
+from tests.engines.schemas import FILM
 from tests.engines.test_conformance import MAX_TOKENS, decode, go_on, make_group
 
 GIB = 0.001
@@ -80,6 +84,29 @@ def test_the_tokens_are_those_of_the_whole_group(
         fits = rows < small.rows_at_once(max(map(len, each.prompts)) + MAX_TOKENS)
         assert fits == all(parts == [rows] for parts in other.state["parts"])
     assert not fits or rows == 7
+
+
+def test_a_schema_gives_the_same_text_in_parts(
+    small: Engine,
+    transformers_engine: Engine,
+    group: Callable[..., LockstepGroup],
+    model_folder: str,
+) -> None:
+    schema = Schema("json", json.dumps(FILM))
+    form = Form(schema, model_folder).mask_arguments(80)
+    mechanism = replace(TOKEN, private_tokens=9)
+    groups = [
+        replace(group(f"film {rows}", rows, mechanism, form=form), max_tokens=80)
+        for rows in (0, 7, 60)
+    ]
+    whole, in_parts = decode(transformers_engine, *groups), decode(small, *groups)
+    for each in groups:
+        one, other = whole[each.group_id], in_parts[each.group_id]
+        assert (one.token_ids, one.text, one.finish_reason) == (
+            other.token_ids, other.text, "stop",
+        )  # fmt: skip
+        jsonschema.validate(json.loads(one.text), FILM)
+        assert one.state["t"] <= 9 and one.state["public_tokens"] > 20
 
 
 def test_the_next_texts_of_a_large_group(

@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from llguidance import LLTokenizer
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.auditing.monte_carlo import Scores, Target
 from dpray.config.config import DataConfig
 from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, select_token
+from dpray.engines.schema import Schema, TokenMask, Vocabulary
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
@@ -51,12 +53,15 @@ Logits = tuple[torch.Tensor, torch.Tensor]
 """The private rows (S, V) and the public one (V,)."""
 
 
-def targets(mechanism: PrivateToken) -> Iterator[Target]:
-    """Yield one token, several of a batch's, and the sparse vector if it is on."""
+def targets(mechanism: PrivateToken, has_schema: bool = False) -> Iterator[Target]:
+    """Yield one token, several of a batch's, the sparse vector if it is on, and a text of a schema
+    if there is one."""
     for tokens in sorted({1, min(mechanism.private_tokens, MOST_TOKENS)}):
         yield tokens_target(mechanism, tokens)
     if mechanism.sparse_vector is not None:
         yield sparse_vector_target(mechanism)
+    if has_schema:
+        yield schema_target(mechanism)
 
 
 def runs_targets(
@@ -97,6 +102,7 @@ def small_run(
             method,
             mechanism=replace(method.mechanism, private_tokens=tokens, sure_probability=None),
             max_tokens=tokens,
+            form=None,  # what it allows is the same in both worlds
         ),
     )
 
@@ -214,6 +220,57 @@ def sparse_vector_target(mechanism: PrivateToken) -> Target:
         sparse_vector.dp_event,
         draw,
     )
+
+
+def schema_target(mechanism: PrivateToken) -> Target:
+    """Audit texts of a schema, token by token: choices between TARGET and OTHER, each followed by a
+    token that the schema forces. Its text is longer than the batch's private tokens pay for. The
+    statistic counts the tokens that are TARGET."""
+    tokens = min(mechanism.private_tokens, 2)
+    mechanism = replace(
+        mechanism,
+        private_tokens=tokens,
+        candidates="all",
+        threshold=None,
+        noise=None,
+        sure_probability=None,
+    )
+    values, vocabulary = mechanism.values, Vocabulary(LLTokenizer(FiveTokens()))
+    schema, length = Schema("regex", f"([ab]-){{{2 * tokens}}}"), 4 * tokens + 1
+    room = length + 1  # with one token less, the text would be its own ending
+    inputs = {}
+    for with_unit in (True, False):
+        rows_SV, public_V = _contested(mechanism, with_unit)
+        others = torch.full((len(rows_SV), 3), -SURE)
+        inputs[with_unit] = torch.cat([rows_SV, others], 1), torch.cat([public_V, others[0]])
+
+    def hits(logits: Logits) -> int:
+        selector = PrivateTokenSelector(values, new_key())
+        selector.mask = TokenMask(schema, vocabulary, room)
+        return [select_token(selector, *logits) for _ in range(length)].count(TARGET)
+
+    def draw(with_unit: bool, trials: int) -> Scores:
+        return np.array([[hits(inputs[with_unit]) for _ in range(trials)]], dtype=np.float64)
+
+    return Target(
+        f"a text of a schema, with {tokens} private token(s)",
+        f"{mechanism.records_per_unit} more row(s), sure of one token",
+        SelfComposed(mechanism.sampler.dp_event, tokens),
+        draw,
+    )
+
+
+class FiveTokens:
+    """A tokenizer of b (TARGET), a (OTHER), -, z and an end token, as llguidance wants it. An ending
+    has a where there is a choice, so that it counts nothing."""
+
+    eos_token_id, bos_token_id, special_token_ids = 4, None, (4,)
+    tokens = (b"b", b"a", b"-", b"z", b"<end>")
+    is_tokenizer_wrapper = True
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        return [max(b"ba-z".find(byte), 0) for byte in data]
 
 
 @torch.inference_mode()

@@ -106,7 +106,7 @@ class PrivatePredictionPlan(Plan):
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.private_prediction.audit import runs_targets, targets
 
-        yield from targets(self.method.mechanism)
+        yield from targets(self.method.mechanism, self.form is not None)
         if isinstance(self.batches, PoissonBatches):
             yield from runs_targets(self.config.data, self.batches, self.method)
 

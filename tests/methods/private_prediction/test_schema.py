@@ -6,21 +6,28 @@ scripted, so that each branch of the game is played once and its probability is 
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
+import jsonschema
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
+import dpray
 from dpray.engines.base import select_token
 from dpray.engines.schema import Schema, TokenMask
+from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.selector import PrivateTokenSelector
 from dpray.methods.private_prediction.token import PrivateToken
-from tests.engines.schemas import DASH, EOS, A, B, five_tokens
+from dpray.types import InputError
+from tests.engines.schemas import DASH, EOS, FILM, A, B, five_tokens
 
 TEXTS, R, MAX_TOKENS, V = 2, 3, 7, 5
 SURE = 1e3
@@ -240,7 +247,7 @@ def test_parts_of_a_batch_give_its_tokens() -> None:
 
 def test_clipping_is_among_allowed_tokens() -> None:
     """A row that wants a forbidden token most still tells which allowed one it likes better."""
-    rows = torch.tensor([[2.0, 0.0, -9.0, 50.0, -9.0]] * 400)
+    rows = torch.tensor([[0.0, 2.0, -9.0, 50.0, -9.0]] * 400)
     chosen = selector(batch_size=400, clip="recentred", clip_bound=10.0, temperature=0.1)
     assert select_token(chosen, rows, torch.zeros(V)) == A
 
@@ -254,3 +261,50 @@ def test_copies_are_excluded_unless_nothing_else_is_allowed() -> None:
         copying.mask = TokenMask(Schema("regex", "[ab]-[ab]"), VOCABULARY, MAX_TOKENS)
         # Both choices after the dash would be copies of the prompt.
         assert len(text_of(copying)) == 4
+
+
+@pytest.mark.parametrize("batches", ["disjoint", "poisson"])
+def test_every_released_record_is_valid(
+    settings: Callable[..., dict[str, Any]], batches: str, tmp_path: Path
+) -> None:
+    schema = tmp_path / "film.json"
+    schema.write_text(json.dumps(FILM))
+    method = {
+        "name": "private_prediction", "batches": batches, "batch_size": 5, "clip": "dclip",
+        "clip_bound": 0.2, "max_tokens": 96, "max_records": 6, "schema": str(schema),
+    }  # fmt: skip
+    config = parse_config(settings(method=method))
+    plan = dpray.plan(config)
+    summary = plan.summary()
+    assert plan.forced_tokens > 20 and summary["method"]["schema"] == str(schema)
+    if batches == "poisson":
+        assert plan.private_tokens == 96 - plan.forced_tokens
+    records = dpray.run(config).records
+    assert len(records) == 6
+    for record in records:
+        jsonschema.validate(json.loads(record["text"]), FILM)
+        assert record["finish_reason"] == "stop"
+    report = json.loads(Path(config.output.path, "privacy_report.json").read_text())
+    assert report["tokens"]["private"] < report["tokens"]["total"] - 6 * 20
+    assert report["public_inputs"]["schema"].startswith("film.json (sha256 ")
+    assert "schema" in report["sampling"]["tokens"]
+
+
+def test_a_schema_without_room_is_refused_before_the_charge(
+    settings: Callable[..., dict[str, Any]],
+) -> None:
+    config = settings()
+    config["method"] |= {"max_tokens": 12, "schema": FILM}
+    with pytest.raises(InputError, match=r"^method\.max_tokens: no text"):
+        dpray.plan(parse_config(config))
+
+
+def test_an_output_that_goes_on_after_the_completion_is_refused(
+    settings: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    template = tmp_path / "template.yaml"
+    template.write_text('user: "{text}"\noutput: "{completion} ends"\n')
+    config = settings()
+    config["method"] |= {"max_tokens": 96, "schema": FILM, "template": str(template)}
+    with pytest.raises(InputError, match="words after"):
+        dpray.plan(parse_config(config))
