@@ -113,8 +113,8 @@ def cells(data: str, method: str) -> list[Cell]:
         return []
     if method in VARIANTS:
         public_alone = [Cell(data, method, FLOOR, 0)] if method == "dp_sgd_public" else []
-        epsilons = (1.0, 4.0) if method.endswith("_schema") else (4.0,)
-        return [*public_alone, *(Cell(data, method, epsilon, 0) for epsilon in epsilons)]
+        once = (1.0, 4.0) if method.endswith("_schema") else (4.0,)
+        return [*public_alone, *(Cell(data, method, epsilon, 0) for epsilon in once)]
     floor = [] if method in NO_FLOOR else [FLOOR]
     epsilons = floor + [e for e in about.epsilons if e < inf or method in WITHOUT_NOISE]
     return [Cell(data, method, e, n) for n, e in product(range(about.runs_of_each), epsilons)]

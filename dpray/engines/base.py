@@ -26,6 +26,7 @@ from typing import (
     runtime_checkable,
 )
 
+from dpray.engines.schema import Schema
 from dpray.types import Prompt as Prompt
 
 if TYPE_CHECKING:
@@ -43,13 +44,15 @@ class PlainPrompt(Prompt):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters: `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """Sampling parameters: `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off. With a
+    `schema`, a text has that form, and ends within `max_tokens`; `stop` is not used then."""
 
     max_tokens: int
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
+    schema: Schema | None = None
 
 
 Prompts = Sequence[Prompt]

@@ -19,6 +19,8 @@ from dpray.engines.base import (
     Sampling,
     Samplings,
 )
+from dpray.engines.schema import Schema
+from dpray.engines.token_mask import TokenMask, fitted, vocabulary
 from dpray.types import InputError, valid_unicode
 
 # How far back in a prompt a tokenizer's decoder may look to decide on a leading space.
@@ -32,6 +34,7 @@ class TextCodec:
     """
 
     def __init__(self, model: str, max_model_len: int | None) -> None:
+        self.folder = model
         # Imported late: `AutoTokenizer` imports torch, and takes four seconds.
         from transformers import AutoConfig, AutoTokenizer
 
@@ -147,11 +150,18 @@ class TextCodec:
         self, prompt_ids: tuple[int, ...], ids: list[int], sampling: Sampling
     ) -> Completion:
         """Make the completion of generated `ids`, which may go on after the eos token."""
+        if sampling.schema is not None:
+            ids = fitted(self.mask(sampling.schema, sampling.max_tokens), ids)
         end = next((i for i, token in enumerate(ids) if token in self.eos_ids), len(ids))
         text = self.text(prompt_ids, ids[:end])
-        stopped = cut_at_stop(text, sampling.stop)
+        stopped = cut_at_stop(text, sampling.stop) if sampling.schema is None else None
         text = text if stopped is None else stopped
         return Completion(text, len(prompt_ids), min(end + 1, len(ids)))
+
+    def mask(self, schema: Schema, max_tokens: int) -> TokenMask:
+        """Return the mask of a text that begins."""
+        tokens = vocabulary(self.folder, self.model_config.vocab_size)
+        return TokenMask(schema, tokens, max_tokens)
 
     def check_length(self, prompt_tokens: int, max_tokens: int) -> None:
         """Raise EngineError if the two do not fit the context; the message leaves out the

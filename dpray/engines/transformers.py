@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
 from transformers.cache_utils import DynamicLayer
 from transformers.utils.logging import disable_progress_bar
 
@@ -38,6 +45,7 @@ from dpray.engines.base import (
 from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
+from dpray.engines.token_mask import TokenMask
 
 PROMPTS_KEPT = 64
 
@@ -143,6 +151,23 @@ class PublicPass:
         """Return the next token's logits after `tokens`, float32, shape (V,). Call it once at every
         position, in order."""
         return advance(self._model, row, tokens)[0] if tokens else row.logits[0]
+
+
+class AllowedTokens(LogitsProcessor):
+    """Leaves each row the tokens that its mask allows."""
+
+    def __init__(self, masks: Sequence[TokenMask]) -> None:
+        self._masks = masks
+        self._is_first = True
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if not self._is_first:
+            for mask, token in zip(self._masks, input_ids[:, -1].tolist(), strict=True):
+                if mask.ending:  # a row that has ended is padded until all have
+                    mask.take(token)
+        self._is_first = False
+        allowed = np.stack([mask.choices for mask in self._masks])
+        return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -math.inf)
 
 
 class TransformersEngine(TextCodec):
@@ -253,6 +278,7 @@ class TransformersEngine(TextCodec):
                 max_new_tokens=sampling.max_tokens,
                 eos_token_id=list(self.eos_ids),
                 pad_token_id=self.eos_ids[0],
+                logits_processor=self._allowed_tokens(sampling, len(prompts)),
                 **options,
             )
         new_ids = output[:, ids.shape[1] :].tolist()
@@ -260,6 +286,12 @@ class TransformersEngine(TextCodec):
             self.completion(prompt, row[: each.max_tokens], each)
             for prompt, row, each in zip(prompts, new_ids, samplings, strict=True)
         ]
+
+    def _allowed_tokens(self, sampling: Sampling, rows: int) -> LogitsProcessorList:
+        if sampling.schema is None:
+            return LogitsProcessorList()
+        masks = [self.mask(sampling.schema, sampling.max_tokens) for _ in range(rows)]
+        return LogitsProcessorList([AllowedTokens(masks)])
 
     def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
         try:

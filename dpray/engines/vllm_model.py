@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 import os
 import secrets
@@ -28,6 +29,7 @@ from dpray.engines.base import (
 )
 from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
+from dpray.engines.schema import JSON_STYLE, Schema
 from dpray.engines.text import TextCodec
 
 DEFAULT_CONTEXT = 8192
@@ -111,6 +113,7 @@ class VllmModel(TextCodec):
         options = vllm_options(config, on_gpu=on_gpu, needed=needed)
         self.llm = self._load(vllm, model, block_size, options)
         self.sampling_params = vllm.SamplingParams
+        self.structured_outputs = vllm.sampling_params.StructuredOutputsParams
         self.final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         self.delta = vllm.sampling_params.RequestOutputKind.DELTA
         cache = self._start_workers(model if second_copy else None, options["dtype"])
@@ -131,6 +134,7 @@ class VllmModel(TextCodec):
                 logits_processors=["dpray.engines.vllm_lockstep:LockstepProcessor"],
                 worker_extension_cls="dpray.engines.vllm_lockstep.LockstepWorker",
                 disable_log_stats=True,
+                structured_outputs_config={"backend": "guidance"},
                 use_tqdm_on_load=False,
                 **options,
             )
@@ -182,10 +186,22 @@ class VllmModel(TextCodec):
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
-            stop=list(sampling.stop),
+            stop=list(sampling.stop) if sampling.schema is None else [],
             stop_token_ids=list(self.eos_ids),
             output_kind=self.final_only,
+            structured_outputs=None if sampling.schema is None else self._form(sampling.schema),
         )
+
+    def _form(self, schema: Schema) -> Any:
+        match schema.kind:
+            case "json":
+                styled = json.loads(schema.text) | {"x-guidance": JSON_STYLE}
+                return self.structured_outputs(json=styled)
+            case "choices":
+                return self.structured_outputs(choice=json.loads(schema.text))
+            case "regex":
+                return self.structured_outputs(regex=schema.text)
+        return self.structured_outputs(grammar=schema.text)
 
     def add(self, request: str, ids: Sequence[int], params: Any) -> None:
         try:

@@ -1,13 +1,8 @@
-"""A vocabulary of five tokens, and schemas, for tests of masks."""
+"""Schemas, and the tokens of the audit's vocabulary, for tests of masks."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from llguidance import LLTokenizer
-
-from dpray.engines.schema import Vocabulary
-from dpray.methods.private_prediction.audit import FiveTokens
 
 B, A, DASH, Z, EOS = range(5)
 
@@ -43,8 +38,3 @@ VISIT: dict[str, Any] = {
     "required": ["id", "date", "triage", "vitals", "note"],
     "additionalProperties": False,
 }
-
-
-def five_tokens() -> Vocabulary:
-    """Return the vocabulary of a, b, -, z and an end token."""
-    return Vocabulary(LLTokenizer(FiveTokens()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
+import jsonschema
 import pytest
 
 from dpray.engines.base import (
@@ -22,6 +24,8 @@ from dpray.engines.base import (
     SelectorFailed,
     SelectorSpec,
 )
+from dpray.engines.schema import Schema
+from tests.engines.schemas import FILM
 from tests.engines.tiny_model import sentence
 
 MAX_TOKENS = 12
@@ -278,3 +282,29 @@ def test_vllm_and_transformers_choose_the_same_tokens(
     prompts = [Prompt(sentence(random.Random(i), 3 + i)) for i in range(8)]
     greedy = [Sampling(max_tokens=10, temperature=0)] * len(prompts)
     assert vllm_engine.generate(prompts, greedy) == transformers_engine.generate(prompts, greedy)
+
+
+@pytest.mark.parametrize("most", [60, 120])
+def test_generated_texts_have_the_form_of_their_schema(engine: Engine, most: int) -> None:
+    prompts = [Prompt("a film"), Prompt("another film of this year, please"), Prompt("")]
+    sampling = Sampling(most, schema=Schema("json", json.dumps(FILM)), stop=('"',))
+    plain = Sampling(6)
+    samplings = [sampling, sampling, plain]
+    films = engine.generate(prompts, samplings)
+    for film in films[:2]:
+        jsonschema.validate(json.loads(film.text), FILM)
+        assert film.finish_reason == "stop" and film.completion_tokens <= most
+    assert films[2].completion_tokens <= 6
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        (Schema("choices", '["red", "green"]'), {"red", "green"}),
+        (Schema("regex", "(yes|no)!"), {"yes!", "no!"}),
+        (Schema("lark", 'start: "x" "y"?'), {"x", "xy"}),
+    ],
+)
+def test_generated_texts_of_other_schemas(engine: Engine, schema: Schema, texts: set[str]) -> None:
+    found = engine.generate([Prompt("which?")] * 4, [Sampling(8, schema=schema)] * 4)
+    assert {each.text for each in found} <= texts

@@ -12,15 +12,8 @@ import numpy as np
 import pytest
 
 import dpray
-from dpray.engines.schema import (
-    Form,
-    Schema,
-    TokenMask,
-    Vocabulary,
-    forced_tokens,
-    read_schema,
-    vocabulary,
-)
+from dpray.engines.schema import Form, Schema, read_schema
+from dpray.engines.token_mask import TokenMask, Vocabulary, forced_tokens, vocabulary
 from dpray.types import InputError
 from tests.engines.schemas import FILM, VISIT
 

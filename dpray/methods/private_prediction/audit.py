@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from llguidance import LLTokenizer
+from llguidance import LLTokenizer, TokenizerWrapper
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.auditing.monte_carlo import Scores, Target
 from dpray.config.config import DataConfig
 from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, select_token
-from dpray.engines.schema import Schema, TokenMask, Vocabulary
+from dpray.engines.schema import Schema
+from dpray.engines.token_mask import TokenMask, Vocabulary
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
@@ -235,7 +236,7 @@ def schema_target(mechanism: PrivateToken) -> Target:
         noise=None,
         sure_probability=None,
     )
-    values, vocabulary = mechanism.values, Vocabulary(LLTokenizer(FiveTokens()))
+    values, vocabulary = mechanism.values, five_tokens()
     schema, length = Schema("regex", f"([ab]-){{{2 * tokens}}}"), 4 * tokens + 1
     room = length + 1  # with one token less, the text would be its own ending
     inputs = {}
@@ -260,17 +261,18 @@ def schema_target(mechanism: PrivateToken) -> Target:
     )
 
 
-class FiveTokens:
-    """A tokenizer of b (TARGET), a (OTHER), -, z and an end token, as llguidance wants it. An ending
-    has a where there is a choice, so that it counts nothing."""
+def five_tokens() -> Vocabulary:
+    """Return a vocabulary of b (TARGET), a (OTHER), -, z and an end token. An ending has a if there
+    is a choice, so it counts nothing."""
+    return Vocabulary(LLTokenizer(TokenizerWrapper(_FiveTokens())))
 
+
+class _FiveTokens:
     eos_token_id, bos_token_id, special_token_ids = 4, None, (4,)
     tokens = (b"b", b"a", b"-", b"z", b"<end>")
-    is_tokenizer_wrapper = True
 
-    def __call__(self, text: str | bytes) -> list[int]:
-        data = text.encode() if isinstance(text, str) else text
-        return [max(b"ba-z".find(byte), 0) for byte in data]
+    def __call__(self, text: bytes) -> list[int]:
+        return [max(b"ba-z".find(byte), 0) for byte in text]
 
 
 @torch.inference_mode()

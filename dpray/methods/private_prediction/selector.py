@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpray.engines.base import Waiting
-from dpray.engines.schema import TokenMask, open_mask
+from dpray.engines.token_mask import TokenMask, open_mask
 from dpray.mechanisms.randomness import generator
 from dpray.methods.private_prediction.logits import (
     CopyFilter,

@@ -22,12 +22,14 @@ import torch
 
 import dpray
 from dpray.engines.base import select_token
-from dpray.engines.schema import Schema, TokenMask
+from dpray.engines.schema import Schema
+from dpray.engines.token_mask import TokenMask
 from dpray.methods.config import parse_config
+from dpray.methods.private_prediction.audit import five_tokens
 from dpray.methods.private_prediction.selector import PrivateTokenSelector
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.types import InputError
-from tests.engines.schemas import DASH, EOS, FILM, A, B, five_tokens
+from tests.engines.schemas import DASH, EOS, FILM, A, B
 
 TEXTS, R, MAX_TOKENS, V = 2, 3, 7, 5
 SURE = 1e3
@@ -187,7 +189,7 @@ class ReadsAPrivateRow(Honest):
 
     def mask(self, logits: Logits) -> TokenMask:
         rows_SV, _ = logits
-        first = "a" if len(rows_SV) and rows_SV[-1, A] > rows_SV[-1, B] else "[ab]"
+        first = "a" if len(rows_SV) and rows_SV[-1].argmax() != B else "[ab]"
         return TokenMask(Schema("regex", f"{first}-([ab]-){{1,2}}"), VOCABULARY, MAX_TOKENS)
 
 
@@ -201,7 +203,7 @@ class PrivateDecisionsAreFree(Honest):
 
 @pytest.mark.parametrize("fault", [ReadsAPrivateRow, PrivateDecisionsAreFree])
 def test_faults_exceed_it(fault: Callable[[], Honest]) -> None:
-    assert exceeds(fault(), token(private_tokens=2), seeds=3) > 1.2
+    assert exceeds(fault(), token(private_tokens=2), seeds=6) > 1.2
 
 
 def selector(private_tokens: int = 3, **changes: object) -> PrivateTokenSelector:

@@ -1,0 +1,244 @@
+"""The automaton of a schema over a model's tokens, by llguidance. All of it is public.
+
+`TokenMask` follows one text: it says which tokens may come next, and how the text can still end in
+time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from string import ascii_letters, digits
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpray.engines.model_path import resolve_model
+from dpray.engines.schema import Form, Schema, compile_limits
+from dpray.types import InputError
+
+# Imported late: most runs have no schema.
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+CLOSERS = b'}])"'
+"""A text that has to end takes the first of these bytes that changes what may come next."""
+
+FILLERS = b"a0 " + (ascii_letters + digits).encode()
+"""If there is none, it takes one of these, or any other byte after them, and brackets last."""
+
+OFTEN = 64
+"""It takes another filler after this many times."""
+
+MOST_BYTES = 4
+"""The search for an ending gives up after this many bytes for each token that is left."""
+
+
+class Vocabulary:
+    """A model's tokens as llguidance reads them; `tokenizer.vocab_size` is the length of the
+    model's logits, V."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.size = tokenizer.vocab_size
+        self.eos = tokenizer.eos_token
+        self.closers = self._single_bytes(CLOSERS)
+        rest = bytes(sorted(range(256), key=b"([{".__contains__))
+        self.fillers = self._single_bytes(bytes(dict.fromkeys(FILLERS + rest)))
+
+    def _single_bytes(self, wanted: bytes) -> np.ndarray:
+        """Return the tokens that are one of these bytes, in their order."""
+        found = []
+        for byte in wanted:
+            ids = self.tokenizer.tokenize_bytes(bytes([byte]))
+            # A tokenizer may write a byte it has no token for as another one.
+            if len(ids) == 1 and self.tokenizer.decode_bytes(ids) == bytes([byte]):
+                found.append(ids[0])
+        return np.array(found, dtype=np.int64)
+
+    def mask(self, matcher: LLMatcher) -> bytes:
+        """Return a bit for each token, set if it may come next; none is if the matcher failed."""
+        return bytes(-(-self.size // 8)) if matcher.is_error() else matcher.compute_bitmask()
+
+    def unpacked(self, mask: bytes) -> np.ndarray:
+        """Return a mask as truth values, of shape (V,)."""
+        bits = np.frombuffer(mask, dtype=np.uint8)
+        return np.unpackbits(bits, count=self.size, bitorder="little").view(bool)
+
+
+@cache
+def vocabulary(model: str, size: int) -> Vocabulary:
+    """Return the vocabulary of a model with logits of length `size`."""
+    from llguidance.hf import from_tokenizer
+
+    from dpray.engines.text import TextCodec
+
+    codec = TextCodec(resolve_model(model), None)
+    return Vocabulary(from_tokenizer(codec.tokenizer, size, codec.eos_ids[0]))
+
+
+class TokenMask:
+    """Follows one text through the automaton of its schema.
+
+    A text has at most `max_tokens` tokens, its end token included. `ending` always has tokens that
+    make what is written so far a text of the schema, and fits what is left of them. A token
+    after which no ending would fit is replaced by the first one of `ending`. So every text
+    is whole, whatever tokens are drawn.
+
+    `before` is the beginning of the text that the prompt has already. Everything here is a
+    function of the schema, the vocabulary and the tokens drawn so far.
+    Raises InputError if `max_tokens` is too few for the schema, or `before` does not begin a text.
+    """
+
+    def __init__(
+        self, schema: Schema, vocabulary: Vocabulary, max_tokens: int, before: str = ""
+    ) -> None:
+        from llguidance import LLMatcher
+
+        self._vocabulary = vocabulary
+        self._left = max_tokens
+        tokenizer = vocabulary.tokenizer
+        self._matcher = LLMatcher(tokenizer, schema.grammar, log_level=0, limits=compile_limits())
+        if self._matcher.is_error():
+            raise InputError(f"method.schema: {self._matcher.get_error()[:300]}")
+        if not self._matcher.consume_tokens(tokenizer.tokenize_str(before)):
+            raise InputError("method.template: no text of method.schema begins like `output`")
+        self._allowed: np.ndarray | None = None
+        self._ends = False
+        ending = self._shortest_ending()
+        if ending is None:
+            raise InputError(
+                f"method.max_tokens: no text of method.schema was found within {max_tokens} tokens"
+            )
+        self.ending = ending
+
+    @property
+    def allowed(self) -> np.ndarray:
+        """Return which tokens may come next, of shape (V,); none once the text has to end."""
+        if self._allowed is None:
+            self._allowed = self._vocabulary.unpacked(self._vocabulary.mask(self._matcher))
+        return self._allowed
+
+    def forced(self, must_end: bool = False) -> int | None:
+        """Return the next token if there is no choice: the schema allows one token, or the text
+        has to end because `must_end` says so or its tokens run out."""
+        count = np.count_nonzero(self.allowed)
+        self._ends = self._ends or must_end or count == 0 or self._left <= len(self.ending)
+        if self._ends:
+            return self.ending[0]
+        return int(self.allowed.argmax()) if count == 1 else None
+
+    @property
+    def choices(self) -> np.ndarray:
+        """Return which tokens a generator may draw next, of shape (V,): all, once the text has
+        ended."""
+        if not self.ending:
+            return np.ones(self._vocabulary.size, dtype=bool)
+        token = self.forced()
+        return self.allowed if token is None else np.arange(self._vocabulary.size) == token
+
+    def take(self, token: int) -> int:
+        """Note the next token, and return it, or the one that takes its place if no ending fits
+        after it."""
+        first, rest = self.ending[0], self.ending[1:]
+        self._left -= 1
+        self._allowed = None
+        if not self._ends:
+            following = rest if token == first else None
+            if token == self._vocabulary.eos:
+                following = []
+            elif self._matcher.consume_token(token) and following is None:
+                following = self._ending_after()
+            if following is not None:
+                self.ending = following
+                return token
+        self._ends, self.ending = True, rest
+        return first
+
+    def _ending_after(self) -> list[int] | None:
+        """Return an ending for the present state: the last one, if it fits with room to spare."""
+        ending = self.ending
+        if len(ending) < self._left and self._matcher.validate_tokens(ending) == len(ending):
+            return ending
+        return self._shortest_ending()
+
+    def _shortest_ending(self) -> list[int] | None:
+        """Return a short ending, or None if none is found within the tokens that are left."""
+        found = self._walk(OFTEN)
+        if found is None or len(found) > OFTEN:
+            # The walk met a loop of the schema: leave it at once.
+            found = min(filter(None, (found, self._walk(1))), key=len, default=None)
+        return found if found is not None and len(found) <= self._left else None
+
+    def _walk(self, often: int) -> list[int] | None:
+        """Walk to the end of a text, byte by byte; return its tokens."""
+        matcher = self._matcher.deep_copy()
+        path: list[int] = []
+        used: Counter[int] = Counter()
+        while not matcher.is_accepting():
+            token = self._closer(matcher, used, often)
+            if token is None or len(path) > MOST_BYTES * self._left:
+                return None
+            used[token] += 1
+            path.append(token)
+            matcher.consume_token(token)
+        return [*self._as_text(path), self._vocabulary.eos]
+
+    def _closer(self, matcher: LLMatcher, used: Counter[int], often: int) -> int | None:
+        """Return the token that leads to the end of a text: the first that changes what may come
+        next, or else the first filler that was not used `often` times more than the others.
+        Return None if no token may come next."""
+        packed = self._vocabulary.mask(matcher)
+        allowed = self._vocabulary.unpacked(packed)
+        for token in self._vocabulary.closers:
+            if allowed[token]:
+                matcher.consume_token(token)
+                moves = self._vocabulary.mask(matcher) != packed
+                matcher.rollback(1)
+                if moves:
+                    return int(token)
+        fillers = self._vocabulary.fillers[allowed[self._vocabulary.fillers]]
+        if len(fillers) == 0:
+            return int(allowed.argmax()) if allowed.any() else None
+        return int(min(fillers, key=lambda token: used[int(token)] // often))
+
+    def _as_text(self, path: list[int]) -> list[int]:
+        """Return the tokens that the tokenizer gives the text of `path`, which are fewer, if the
+        schema takes them."""
+        tokenizer = self._vocabulary.tokenizer
+        tokens = tokenizer.tokenize_bytes(tokenizer.decode_bytes(path))
+        return tokens if self._matcher.validate_tokens(tokens) == len(tokens) else path
+
+
+def fitted(mask: TokenMask, tokens: Iterable[int]) -> list[int]:
+    """Return a text's tokens up to its end; those that are missing, or come after the last one that
+    leaves room for an ending, are the mask's."""
+    taken: list[int] = []
+    for token in tokens:
+        taken.append(mask.take(token))
+        if taken[-1] != token or not mask.ending:
+            break
+    return [*taken, *mask.ending]
+
+
+def forced_tokens(form: Form, max_tokens: int) -> int:
+    """Return how many tokens of the form's shortest text its schema leaves no choice about. Raises
+    InputError if the schema does not fit the model, the beginning or `max_tokens`."""
+    from dpray.engines.text import TextCodec
+
+    size: int = TextCodec(resolve_model(form.model), None).model_config.vocab_size
+    mask = open_mask(**form.mask_arguments(max_tokens), size=size)
+    forced = 0
+    for token in list(mask.ending):
+        forced += np.count_nonzero(mask.allowed) == 1
+        mask.take(token)
+    return int(forced)
+
+
+def open_mask(
+    schema: Mapping[str, Any], model: str, before: str, max_tokens: int, size: int
+) -> TokenMask:
+    """Return the mask of a text that begins: the fields of a `Form`, the most tokens of the text,
+    and the length of the model's logits."""
+    return TokenMask(Schema(**schema), vocabulary(model, size), max_tokens, before)
