@@ -75,6 +75,16 @@ class MethodSettings(Section):
         return (self,)
 
 
+class TextSettings(MethodSettings):
+    """The keys of all methods that write texts."""
+
+    schema: str | dict[str, Any] | None = Field(  # type: ignore[assignment]
+        None,
+        description="the form of all texts, which is public: a JSON Schema, {regex: ...}, "
+        "{choices: [...]}, {lark: ...}, or a .json or .lark file; null: none",
+    )
+
+
 def _kinds(annotation: Any) -> set[Any]:
     """Return the types of an annotation's values, for a mapping the types of its values."""
     origin, arguments = get_origin(annotation), get_args(annotation)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpray.engines.model_path import resolve_model
-from dpray.engines.schema import Form, Schema, compile_limits
+from dpray.config.sections import EngineConfig
+from dpray.engines.model_path import is_at_hand, resolve_model
+from dpray.engines.schema import Form, Schema, compile_limits, read_schema
 from dpray.types import InputError
 
 # Imported late: most runs have no schema.
@@ -234,6 +235,22 @@ def forced_tokens(form: Form, max_tokens: int) -> int:
         forced += np.count_nonzero(mask.allowed) == 1
         mask.take(token)
     return int(forced)
+
+
+def schema_for(
+    value: str | dict[str, Any] | None, engine: EngineConfig, max_tokens: int
+) -> Schema | None:
+    """Return the schema of `method.schema`, None without one. Raises InputError if it cannot be
+    read, if the engine cannot be held to it, or if the model, if its files are here, has no text of
+    it of `max_tokens` tokens."""
+    if value is None:
+        return None
+    schema = read_schema(value)
+    if not engine.is_local:
+        raise InputError("method.schema: is for engine.kind vllm and transformers")
+    if is_at_hand(engine.model):
+        forced_tokens(Form(schema, engine.model), max_tokens)
+    return schema
 
 
 def open_mask(

@@ -293,7 +293,7 @@ def test_generated_texts_have_the_form_of_their_schema(engine: Engine, most: int
     films = engine.generate(prompts, samplings)
     for film in films[:2]:
         jsonschema.validate(json.loads(film.text), FILM)
-        assert film.finish_reason == "stop" and film.completion_tokens <= most
+        assert film.completion_tokens <= most
     assert films[2].completion_tokens <= 6
 
 

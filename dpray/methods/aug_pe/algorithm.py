@@ -25,6 +25,7 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.engines.base import Sampling
 from dpray.engines.requests import Ask, Request, answered
+from dpray.engines.schema import Schema
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.mechanisms.votes import VoteHistogram
@@ -73,12 +74,16 @@ def words(settings: AugPeSettings, x: str, rng: np.random.Generator) -> int | No
     return max(round(len(x.split()) + rng.normal(0.0, std)), settings.min_words)
 
 
-def sampling(settings: AugPeSettings, w: int | None, stop: tuple[str, ...]) -> Sampling:
-    """Allow at most min(w * tokens_per_word, max_tokens) tokens."""
+def sampling(
+    settings: AugPeSettings, w: int | None, stop: tuple[str, ...], schema: Schema | None = None
+) -> Sampling:
+    """Allow at most min(w * tokens_per_word, max_tokens) tokens, or max_tokens with a schema."""
     tokens = settings.max_tokens
-    if w is not None:
+    if w is not None and schema is None:
         tokens = min(math.ceil(w * settings.tokens_per_word), tokens)
-    return Sampling(tokens, temperature=settings.temperature, top_p=settings.top_p, stop=stop)
+    return Sampling(
+        tokens, temperature=settings.temperature, top_p=settings.top_p, stop=stop, schema=schema
+    )
 
 
 def masked(settings: AugPeSettings, x: str, rng: np.random.Generator) -> str:
@@ -202,6 +207,7 @@ class AugPeRun:
     dp_nn_histogram: Histogram
     salt: str
     on_progress: OnProgress = lambda progress: None
+    schema: Schema | None = None
 
     def algorithm_1(self, checkpoint: Checkpoint | None = None) -> Population:
         """Return S' of the last iteration, at most n_syn texts of each label. Raises `DprayError`
@@ -281,12 +287,12 @@ class AugPeRun:
         settings, stop = self.method.settings, self.prompts.template.stop
         if call.parent is None:
             prompt = self.prompts.random(call.label, rng)
-            return Request(request_id, prompt, sampling(settings, None, stop))
+            return Request(request_id, prompt, sampling(settings, None, stop, self.schema))
         w, x = words(settings, call.parent, rng), call.parent
         if settings.variation == "fill_in_the_blanks":
             x = masked(settings, x, rng)
         prompt = self.prompts.variation(settings.variation, call.label, x, w, rng)
-        return Request(request_id, prompt, sampling(settings, w, stop))
+        return Request(request_id, prompt, sampling(settings, w, stop, self.schema))
 
     def progress(self, t: int, doing: Doing, texts: int) -> None:
         T = self.method.settings.iterations

@@ -11,6 +11,8 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.auditing.monte_carlo import Target, votes_target
 from dpray.config.config import Config
+from dpray.engines.schema import Schema
+from dpray.engines.token_mask import schema_for
 from dpray.io.public_files import read_terms
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
@@ -41,6 +43,7 @@ class AugPePlan(Plan):
     settings: AugPeSettings
     votes: VoteHistogram | None
     prompts: VariationPrompts
+    schema: Schema | None = None
 
     @property
     def method_event(self) -> Event:
@@ -106,10 +109,11 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
     def event(z: float) -> Event:
         return SelfComposed(votes(z).dp_event, settings.iterations)
 
+    schema = schema_for(settings.schema, config.engine, settings.max_tokens)
     z = resolved_noise_multiplier(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS)
     if z is None:
-        return AugPePlan(config, proportions, settings, None, prompts)
-    plan = AugPePlan(config, proportions, settings, votes(z), prompts)
+        return AugPePlan(config, proportions, settings, None, prompts, schema)
+    plan = AugPePlan(config, proportions, settings, votes(z), prompts, schema)
     return within_epsilon(plan, z)
 
 

@@ -38,7 +38,14 @@ def release(session: AugPeSession) -> Release:
             embed = partial(embedded, voters)
             show = partial(show_progress, session)
             run = AugPeRun(
-                plan.method, plan.prompts, ask, embed, dp_nn_histogram, session.salt, show
+                plan.method,
+                plan.prompts,
+                ask,
+                embed,
+                dp_nn_histogram,
+                session.salt,
+                show,
+                plan.schema,
             )
             run.algorithm_1(done[-1] if done else None)
         done = checkpoints(session)

@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dpray.config.sections import Count, MethodSettings, Positive
+from dpray.config.sections import Count, Positive, TextSettings
 
 
-class AugPeSettings(MethodSettings):
+class AugPeSettings(TextSettings):
     name: Literal["aug_pe"]
     can_run_without_noise: ClassVar[bool] = True
     records: Count = Field(2000, description="n_syn, texts to make, split over the labels")

@@ -13,6 +13,8 @@ from dpray.accounting.accountant import calibrate, cost
 from dpray.accounting.event import Event
 from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
+from dpray.engines.schema import Schema
+from dpray.engines.token_mask import schema_for
 from dpray.io.public_files import read_few_shot
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
@@ -39,6 +41,7 @@ class DpKpsPlan(Plan):
     settings: DpKpsSettings
     method: DpKps
     prompts: KeyphrasePrompts
+    schema: Schema | None = None
 
     @property
     def method_event(self) -> Event:
@@ -111,7 +114,8 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     except ValueError as error:
         raise InputError(f"privacy.epsilon: {error}") from None
     method = replace(method, noise_factor=joint_noise(config, method, whole))
-    return DpKpsPlan(config, config.data.proportions, settings, method, prompts)
+    schema = schema_for(settings.schema, config.engine, settings.max_tokens)
+    return DpKpsPlan(config, config.data.proportions, settings, method, prompts, schema)
 
 
 def joint_noise(config: Config, method: DpKps, epsilon: float) -> float:

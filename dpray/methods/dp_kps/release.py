@@ -174,7 +174,10 @@ def write_texts(
     """Return a text for each sequence, "" if the model wrote none."""
     settings, prompts = session.plan.settings, session.plan.prompts
     sampling = Sampling(
-        settings.max_tokens, temperature=settings.generation_temperature, stop=prompts.template.stop
+        settings.max_tokens,
+        temperature=settings.generation_temperature,
+        stop=prompts.template.stop,
+        schema=session.plan.schema,
     )
 
     def request(number: int, retry: int) -> Request:

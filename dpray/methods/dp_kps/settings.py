@@ -7,15 +7,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from dpray.config.sections import Count, MethodSettings, Positive
+from dpray.config.sections import Count, Positive, TextSettings
 from dpray.types import InputError
 
 VOCABULARY_SHARE = Decimal("0.5")
 
 
-class DpKpsSettings(MethodSettings):
+class DpKpsSettings(TextSettings):
     name: Literal["dp_kps"]
-    engines: ClassVar[frozenset[str]] = MethodSettings.engines | {"none"}
+    engines: ClassVar[frozenset[str]] = TextSettings.engines | {"none"}
     vocabulary: str = Field(description="a file of public terms, one a line, or `term<tab>count`")
     stop_words: Literal["english", "keep"] = Field(
         "english", description="english: the vocabulary without English function words"

@@ -16,7 +16,9 @@ from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine
 from dpray.engines.model_path import absolute_model, is_at_hand, resolve_model
+from dpray.engines.schema import Schema
 from dpray.engines.text import TextCodec
+from dpray.engines.token_mask import schema_for
 from dpray.io.public_files import read_terms
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
@@ -62,6 +64,7 @@ class DpSgdPlan(Plan):
     method: DpSgd
     checkpoint_steps: int
     codes: ControlCodes
+    schema: Schema | None = None
 
     def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
         """Load the model as it is tuned. An engine that cannot load the tuned one costs nothing:
@@ -165,8 +168,9 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     """Resolve everything that is null. Raises InputError if the keys together cost more than
     `privacy.epsilon`, or do not fit the model."""
     codes = codes_of(config, settings)
+    taken = 0
     if is_at_hand(config.engine.model):
-        check_lengths(config.engine, settings, codes)
+        taken = check_lengths(config.engine, settings, codes)
     size = config.data.public_size
     if settings.batch_size > size:
         raise InputError(
@@ -192,7 +196,8 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     )
     method = DpSgd(mechanism, steps, settings, repeats)
     proportions = config.data.proportions
-    plan = DpSgdPlan(config, proportions, settings, method, checkpoint_steps, codes)
+    schema = schema_for(settings.schema, config.engine, settings.max_length - taken)
+    plan = DpSgdPlan(config, proportions, settings, method, checkpoint_steps, codes, schema)
     return within_epsilon(plan, mechanism.noise_multiplier)
 
 
@@ -217,9 +222,11 @@ def load_untuned(engine: EngineConfig, settings: DpSgdSettings, codes: ControlCo
     check_norms(loss, loss)
 
 
-def check_lengths(engine: EngineConfig, settings: DpSgdSettings, codes: ControlCodes) -> None:
-    """Raise InputError if `method.max_length` is more than the context of the model that is tuned,
-    or leaves no room for a text after its control code, or for the longest term in it."""
+def check_lengths(engine: EngineConfig, settings: DpSgdSettings, codes: ControlCodes) -> int:
+    """Return the most tokens that may come before a text.
+
+    Raises InputError if `method.max_length` is more than the context of the model that is tuned, or
+    leaves no room for a text after its control code, or for the longest term in it."""
     codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
 
     def longest(terms: Sequence[str] = ()) -> int:
@@ -242,6 +249,7 @@ def check_lengths(engine: EngineConfig, settings: DpSgdSettings, codes: ControlC
                 f"method.max_length: {length} has room for {most} tokens of a control code, and "
                 f"one with the longest label and term has {needs}"
             )
+    return max(needs, most if codes.sequences else 0)
 
 
 def choose(config: Config, settings: DpSgdSettings, records: int) -> Choice:

@@ -216,7 +216,13 @@ def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> li
 
     def request(number: int, attempt: int) -> Request:
         code = codes[number]
-        sampling = Sampling(room[code], settings.temperature, settings.top_k, settings.top_p)
+        sampling = Sampling(
+            room[code],
+            settings.temperature,
+            settings.top_k,
+            settings.top_p,
+            schema=plan.schema,
+        )
         return Request(f"text-{number}/{attempt}", prompts[code], sampling)
 
     session.show("texts")

@@ -11,13 +11,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dpray.config.sections import Count, MethodSettings, Positive
+from dpray.config.sections import Count, Positive, TextSettings
 from dpray.training.settings import TrainingSettings
 
 Value = Annotated[str, BeforeValidator(str)]
 
 
-class DpSgdSettings(TrainingSettings, MethodSettings):
+class DpSgdSettings(TrainingSettings, TextSettings):
     name: Literal["dp_sgd"]
     engines: ClassVar[frozenset[str]] = frozenset({"vllm", "transformers"})
     can_run_without_noise: ClassVar[bool] = True

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dpray.config.sections import Count, MethodSettings, Positive, Section
+from dpray.config.sections import Count, Positive, Section, TextSettings
 
 
 class SparseVectorConfig(Section):
@@ -21,7 +21,7 @@ class PublicGateConfig(Section):
     )
 
 
-class PrivatePredictionSettings(MethodSettings):
+class PrivatePredictionSettings(TextSettings):
     name: Literal["private_prediction"]
     engines: ClassVar[frozenset[str]] = frozenset({"vllm", "transformers"})
     batches: Literal["auto", "disjoint", "poisson"] = Field(
@@ -95,11 +95,6 @@ class PrivatePredictionSettings(MethodSettings):
         None,
         description="the most tokens in a row that a text may share with its public prompt, "
         "examples included, or with itself; for candidates top_k and top_k_plus; null: no bound",
-    )
-    schema: str | dict[str, Any] | None = Field(  # type: ignore[assignment]
-        None,
-        description="the form of all texts, which is public: a JSON Schema, {regex: ...}, "
-        "{choices: [...]}, {lark: ...}, or a .json or .lark file; null: none",
     )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
+import dpray
 from dpray import registry as methods
 from dpray.config.config import Config
 from dpray.engines.base import Completion, EngineError
@@ -20,6 +22,7 @@ from dpray.methods.dp_kps import release as dp_kps_run
 from dpray.methods.dp_kps.mechanisms import GRID
 from dpray.types import Budget, BudgetRefused, InputError, Progress, Resumable
 from dpray.workers.shards import CHUNK
+from tests.engines.schemas import VISIT
 from tests.workers.outcomes import lines
 
 WORDS = ["fever", "cough", "rash", "itch", "sleep", "chest pain", "pain"]
@@ -267,3 +270,33 @@ def test_what_costs_too_much_is_refused(config: Callable[..., Config], tmp_path:
     account = ledger.account("notes")
     assert account is not None and account.charges == ()
     ledger.close()
+
+
+def test_a_vocabulary_without_a_hit_still_gives_records(
+    config: Callable[..., Config], tmp_path: Path
+) -> None:
+    (tmp_path / "words.txt").write_text("zebra\nquartz\n")
+    run = config(method__vocabulary_size=50, method__phrases_per_record=20)
+    assert methods.run(run)["records"] == 40
+    assert {term for record in lines(run) for term in record["terms"]} <= {"zebra", "quartz"}
+
+
+def test_texts_have_the_form_of_the_schema(
+    config: Callable[..., Config], model_folder: str
+) -> None:
+    method = config().method.model_dump(exclude_unset=True) | {
+        "records": 4, "max_tokens": 160, "schema": VISIT,
+    }  # fmt: skip
+    release = dpray.run(
+        config(engine={"kind": "transformers", "model": model_folder}, method=method)
+    )
+    assert len(release.records) == 4
+    for record in release.records:
+        jsonschema.validate(json.loads(record["text"]), VISIT)
+
+
+def test_an_endpoint_cannot_be_held_to_a_schema(config: Callable[..., Config]) -> None:
+    method = config().method.model_dump(exclude_unset=True) | {"schema": VISIT}
+    engine = {"kind": "openai", "model": "m", "base_url": "http://localhost:1/v1"}
+    with pytest.raises(InputError, match=r"^method\.schema: is for engine.kind vllm"):
+        methods.make_plan(config(engine=engine, method=method))
