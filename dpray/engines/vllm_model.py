@@ -189,10 +189,11 @@ class VllmModel(TextCodec):
             stop=list(sampling.stop) if sampling.schema is None else [],
             stop_token_ids=list(self.eos_ids),
             output_kind=self.final_only,
-            structured_outputs=None if sampling.schema is None else self._form(sampling.schema),
+            structured_outputs=None if sampling.schema is None else self.form(sampling.schema),
         )
 
-    def _form(self, schema: Schema) -> Any:
+    def form(self, schema: Schema) -> Any:
+        """Return the schema as vLLM's structured outputs take it."""
         match schema.kind:
             case "json":
                 styled = json.loads(schema.text) | {"x-guidance": JSON_STYLE}

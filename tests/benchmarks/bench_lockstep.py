@@ -7,7 +7,8 @@ much as it can. A token is one row's: G groups of R rows (R - 1 private prompts 
 and T positions are G * R * T tokens, whoever samples them; nobody makes text of them. On a CPU the
 seconds are those of the process's CPU time, which other work on the machine hardly changes. The
 ways take turns; a ratio is the median of the rounds' ratios. The prefix cache is emptied before
-every measurement. `selector` is the time in which tokens are chosen, for each group and step, and
+every measurement. A way with a schema is compared with plain sampling with the same one, in vLLM's
+structured outputs. `selector` is the time in which tokens are chosen, for each group and step, and
 its share of the whole time: on a GPU the host's, its waiting included.
 """
 
@@ -20,6 +21,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from string import ascii_lowercase
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from rich.table import Table
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, Prompt
+from dpray.engines.schema import Form, Schema
 from dpray.engines.vllm import VllmEngine
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken
@@ -46,7 +49,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "dclip, top_k_plus": DCLIP | {"candidates": "top_k_plus", "k": 1024},
     "sparse vector": RECENTRED | {"threshold": 0.3, "noise": 0.1},
     "public gate": RECENTRED | {"sure_probability": 0.9},
+    "plain, schema": {},
+    "dclip, schema": DCLIP,
 }
+ANY_TEXT = Schema("regex", ".*")
+"""It allows nearly all tokens everywhere: what a mask costs, and nothing of what it saves."""
 
 
 @dataclass
@@ -60,6 +67,7 @@ class Bench:
     """Times the ways on one model; `selecting` counts the seconds in the selectors."""
 
     def __init__(self, folder: Path, rows: int, tokens: int) -> None:
+        self.folder = str(folder)
         self.engine: Any = VllmEngine(EngineConfig(model=str(folder), kv_cache_gib=1.0))
         self.rows, self.tokens, self.selecting = rows, tokens, 0.0
         worker = self.engine.llm.llm_engine.model_executor.driver_worker.worker
@@ -77,12 +85,12 @@ class Bench:
         processor.apply = timed
 
     def measure(self, way: str, groups: int) -> Measured:
-        requests = self._requests(groups, **WAYS[way])
+        requests = self._requests(groups, "schema" in way, **WAYS[way])
         self.engine.llm.reset_prefix_cache()
         self.selecting = 0.0
         began = CLOCK()
         if way.startswith("plain"):
-            tokens = self._plain(requests, temperature=0.0 if "greedy" in way else 1.0)
+            tokens = self._plain(requests, way)
         else:
             tokens = self._private(requests)
         seconds = CLOCK() - began
@@ -91,7 +99,7 @@ class Bench:
             tokens / seconds, 1e3 * self.selecting / group_steps, self.selecting / seconds
         )
 
-    def _requests(self, groups: int, **mechanism: Any) -> list[LockstepGroup]:
+    def _requests(self, groups: int, schema: bool, **mechanism: Any) -> list[LockstepGroup]:
         rng, encode = random.Random(1), self.engine.encode
         token = PrivateToken(
             batch_size=self.rows - 1,
@@ -99,6 +107,7 @@ class Bench:
             public_temperature=1.5,
             **(RECENTRED | mechanism),
         )
+        form = Form(ANY_TEXT, self.folder).mask_arguments(self.tokens) if schema else None
         private = [
             encode(Prompt(sentence(rng, rng.randint(10, 30)), "Text:"))
             for _ in range(groups * (self.rows - 1))
@@ -108,7 +117,7 @@ class Bench:
                 str(number),
                 tuple(private[number::groups]),
                 encode(Prompt("a text about anything", "Text:")),
-                token.selector(new_key()),
+                token.selector(new_key(), form=form),
                 self.tokens,
             )
             for number in range(groups)
@@ -118,13 +127,28 @@ class Bench:
         texts = self.engine.decode_lockstep(groups)
         return self.rows * sum(len(text.token_ids) for text in texts)
 
-    def _plain(self, groups: list[LockstepGroup], temperature: float) -> int:
+    def _plain(self, groups: list[LockstepGroup], way: str) -> int:
         params = self.engine.sampling_params(
-            temperature=temperature, max_tokens=self.tokens, ignore_eos=True, detokenize=False
+            temperature=0.0 if "greedy" in way else 1.0,
+            max_tokens=self.tokens,
+            ignore_eos="schema" not in way,
+            detokenize=False,
+            structured_outputs=self.engine.form(ANY_TEXT) if "schema" in way else None,
         )
         prompts = [{"prompt_token_ids": list(ids)} for group in groups for ids in group.prompts]
         outputs = self.engine.llm.generate(prompts, params, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+
+def fill_vocabulary(folder: Path, size: int) -> None:
+    """Give every logit a token of its own, as a real tokenizer has: made-up words."""
+    file, rng = folder / "tokenizer.json", random.Random(0)
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    while len(vocabulary) < size:
+        word = "".join(rng.choices(ascii_lowercase, k=rng.randint(4, 9)))
+        vocabulary.setdefault(f"\u0120{word}", len(vocabulary))
+    file.write_text(json.dumps(tokenizer))
 
 
 def _wait() -> None:
@@ -139,10 +163,15 @@ def rounds_of(bench: Bench, groups: int, rounds: int, ways: list[str]) -> dict[s
     for _ in range(rounds):
         for way in ways:
             found[way].append(bench.measure(way, groups))
-    plain = [one.tokens_per_second for one in found["plain"]]
+
+    def ratio(way: str) -> float:
+        plain = found["plain, schema" if "schema" in way else "plain"]
+        pairs = zip(found[way], plain, strict=True)
+        return median(one.tokens_per_second / other.tokens_per_second for one, other in pairs)
+
     return {
         way: {name: median(asdict(one)[name] for one in each) for name in asdict(each[0])}
-        | {"ratio": median(one.tokens_per_second / p for one, p in zip(each, plain, strict=True))}
+        | {"ratio": ratio(way)}
         for way, each in found.items()
     }
 
@@ -161,9 +190,9 @@ def main(
         table.add_column(column, justify="left" if column == "way" else "right")
     for size in vocabulary:
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(
-                make_model(Path(folder), vocabulary=size, context=512, **SHAPE), rows, tokens
-            )
+            model = make_model(Path(folder), vocabulary=size, context=512, **SHAPE)
+            fill_vocabulary(model, size)
+            bench = Bench(model, rows, tokens)
             for number in groups:
                 result = rounds_of(bench, number, rounds, way)
                 if as_json:
