@@ -89,10 +89,8 @@ class Bench:
         self.engine.llm.reset_prefix_cache()
         self.selecting = 0.0
         began = CLOCK()
-        if way.startswith("plain"):
-            tokens = self._plain(requests, way)
-        else:
-            tokens = self._private(requests)
+        is_plain = way.startswith("plain")
+        tokens = self._plain(requests, way) if is_plain else self._private(requests)
         seconds = CLOCK() - began
         group_steps = tokens / self.rows
         return Measured(
