@@ -20,7 +20,7 @@ from dpray.engines.base import (
     Samplings,
 )
 from dpray.engines.schema import Schema
-from dpray.engines.token_mask import TokenMask, fitted, vocabulary
+from dpray.engines.token_mask import TokenMask, Vocabulary, fitted
 from dpray.types import InputError, valid_unicode
 
 # How far back in a prompt a tokenizer's decoder may look to decide on a leading space.
@@ -34,7 +34,6 @@ class TextCodec:
     """
 
     def __init__(self, model: str, max_model_len: int | None) -> None:
-        self.folder = model
         # Imported late: `AutoTokenizer` imports torch, and takes four seconds.
         from transformers import AutoConfig, AutoTokenizer
 
@@ -160,8 +159,19 @@ class TextCodec:
 
     def mask(self, schema: Schema, max_tokens: int) -> TokenMask:
         """Return the mask of a text that begins."""
-        tokens = vocabulary(self.folder, self.model_config.vocab_size)
-        return TokenMask(schema, tokens, max_tokens)
+        return TokenMask(schema, self._vocabulary, max_tokens)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return self.vocabulary()
+
+    def vocabulary(self, size: int | None = None) -> Vocabulary:
+        """Return the tokens for masks; `size` is the length of the logits, if the configuration
+        does not say it."""
+        from llguidance.hf import from_tokenizer
+
+        size = size or self.model_config.vocab_size
+        return Vocabulary(from_tokenizer(self.tokenizer, size, self.eos_ids[0]))
 
     def check_length(self, prompt_tokens: int, max_tokens: int) -> None:
         """Raise EngineError if the two do not fit the context; the message leaves out the

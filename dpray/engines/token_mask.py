@@ -7,16 +7,13 @@ time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Iterable
 from string import ascii_letters, digits
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpray.config.sections import EngineConfig
-from dpray.engines.model_path import is_at_hand, resolve_model
-from dpray.engines.schema import Form, Schema, compile_limits, read_schema
+from dpray.engines.schema import Schema, compile_limits
 from dpray.types import InputError
 
 # Imported late: most runs have no schema.
@@ -66,17 +63,6 @@ class Vocabulary:
         """Return a mask as truth values, of shape (V,)."""
         bits = np.frombuffer(mask, dtype=np.uint8)
         return np.unpackbits(bits, count=self.size, bitorder="little").view(bool)
-
-
-@cache
-def vocabulary(model: str, size: int) -> Vocabulary:
-    """Return the vocabulary of a model with logits of length `size`."""
-    from llguidance.hf import from_tokenizer
-
-    from dpray.engines.text import TextCodec
-
-    codec = TextCodec(resolve_model(model), None)
-    return Vocabulary(from_tokenizer(codec.tokenizer, size, codec.eos_ids[0]))
 
 
 class TokenMask:
@@ -221,41 +207,3 @@ def fitted(mask: TokenMask, tokens: Iterable[int]) -> list[int]:
         if taken[-1] != token or not mask.ending:
             break
     return [*taken, *mask.ending]
-
-
-def forced_tokens(form: Form, max_tokens: int) -> int:
-    """Return how many tokens of the form's shortest text its schema leaves no choice about. Raises
-    InputError if the schema does not fit the model, the beginning or `max_tokens`."""
-    from dpray.engines.text import TextCodec
-
-    size: int = TextCodec(resolve_model(form.model), None).model_config.vocab_size
-    mask = open_mask(**form.mask_arguments(max_tokens), size=size)
-    forced = 0
-    for token in list(mask.ending):
-        forced += np.count_nonzero(mask.allowed) == 1
-        mask.take(token)
-    return int(forced)
-
-
-def schema_for(
-    value: str | dict[str, Any] | None, engine: EngineConfig, max_tokens: int
-) -> Schema | None:
-    """Return the schema of `method.schema`, None without one. Raises InputError if it cannot be
-    read, if the engine cannot be held to it, or if the model, if its files are here, has no text of
-    it of `max_tokens` tokens."""
-    if value is None:
-        return None
-    schema = read_schema(value)
-    if not engine.is_local:
-        raise InputError("method.schema: is for engine.kind vllm and transformers")
-    if is_at_hand(engine.model):
-        forced_tokens(Form(schema, engine.model), max_tokens)
-    return schema
-
-
-def open_mask(
-    schema: Mapping[str, Any], model: str, before: str, max_tokens: int, size: int
-) -> TokenMask:
-    """Return the mask of a text that begins: the fields of a `Form`, the most tokens of the text,
-    and the length of the model's logits."""
-    return TokenMask(Schema(**schema), vocabulary(model, size), max_tokens, before)

@@ -22,8 +22,12 @@ from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction import token as token_module
 from dpray.methods.private_prediction.algorithm import BatchState, PrivatePrediction
 from dpray.methods.private_prediction.audit import made_up_rows, runs_target
-from dpray.methods.private_prediction.selector import PrivateTokenSelector
-from dpray.methods.private_prediction.token import PrivateToken, SoftmaxSampler, SparseVector
+from dpray.methods.private_prediction.token import (
+    PrivateToken,
+    PrivateTokenSelector,
+    SoftmaxSampler,
+    SparseVector,
+)
 from dpray.workers.rows import Row, record_rows
 
 Fault = Callable[[], AbstractContextManager[Any]]

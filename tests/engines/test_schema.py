@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import dpray
+from dpray.engines.forms import forced_tokens, vocabulary
 from dpray.engines.schema import Form, Schema, read_schema
-from dpray.engines.token_mask import TokenMask, Vocabulary, forced_tokens, vocabulary
+from dpray.engines.token_mask import TokenMask, Vocabulary
 from dpray.types import InputError
 from tests.engines.schemas import FILM, VISIT
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dpray.engines.base import Waiting
-from dpray.methods.private_prediction.selector import PrivateTokenSelector
+from dpray.methods.private_prediction.token import PrivateTokenSelector
 
 
 class PublicKeeper:

@@ -22,8 +22,7 @@ from dpray.methods.private_prediction.logits import (
     distribution_distance,
     probability_sum,
 )
-from dpray.methods.private_prediction.selector import PrivateTokenSelector
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 
 V = 7
 logit = st.floats(-1e4, 1e4, width=32)

@@ -11,8 +11,8 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.auditing.monte_carlo import Target, votes_target
 from dpray.config.config import Config
+from dpray.engines.forms import schema_for
 from dpray.engines.schema import Schema
-from dpray.engines.token_mask import schema_for
 from dpray.io.public_files import read_terms
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram

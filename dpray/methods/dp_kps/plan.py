@@ -13,8 +13,8 @@ from dpray.accounting.accountant import calibrate, cost
 from dpray.accounting.event import Event
 from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
+from dpray.engines.forms import schema_for
 from dpray.engines.schema import Schema
-from dpray.engines.token_mask import schema_for
 from dpray.io.public_files import read_few_shot
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts

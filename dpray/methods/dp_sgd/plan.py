@@ -15,10 +15,10 @@ from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine
+from dpray.engines.forms import schema_for
 from dpray.engines.model_path import absolute_model, is_at_hand, resolve_model
 from dpray.engines.schema import Schema
 from dpray.engines.text import TextCodec
-from dpray.engines.token_mask import schema_for
 from dpray.io.public_files import read_terms
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens

@@ -32,8 +32,7 @@ from dpray.engines.token_mask import TokenMask, Vocabulary
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
-from dpray.methods.private_prediction.selector import PrivateTokenSelector
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 from dpray.workers.rows import Row, RowsOf, local_rows, record_rows
 
 TARGET, OTHER = 0, 1

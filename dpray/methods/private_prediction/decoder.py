@@ -8,8 +8,8 @@ from contextlib import closing
 from uuid import uuid4
 
 from dpray.engines.base import Engine, failure_name, may_be_repeated
+from dpray.engines.forms import forced_tokens
 from dpray.engines.row_variation import row_variation
-from dpray.engines.token_mask import forced_tokens
 from dpray.ledger.protocol import RunLedger
 from dpray.methods.private_prediction.algorithm import Batch, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan

@@ -12,9 +12,9 @@ from dpray.accounting.event import Event
 from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
+from dpray.engines.forms import forced_tokens
 from dpray.engines.row_variation import rounding_warnings
 from dpray.engines.schema import Form, read_schema
-from dpray.engines.token_mask import forced_tokens
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.labels import common_shares
 from dpray.methods.private_prediction.affordable import (

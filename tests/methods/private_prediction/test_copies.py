@@ -13,8 +13,7 @@ from dpray.mechanisms.randomness import new_key
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
 from dpray.methods.private_prediction.logits import CopyFilter
-from dpray.methods.private_prediction.selector import PrivateTokenSelector
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 from dpray.types import InputError
 
 V = 6

@@ -26,8 +26,7 @@ from dpray.engines.schema import Schema
 from dpray.engines.token_mask import TokenMask
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.audit import five_tokens
-from dpray.methods.private_prediction.selector import PrivateTokenSelector
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 from dpray.types import InputError
 from tests.engines.schemas import DASH, EOS, FILM, A, B
 
@@ -180,7 +179,7 @@ class Gated(Honest):
                 return script.sample(logits)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dpray.methods.private_prediction.selector.PrivateToken", Draws)
+            patch.setattr("dpray.methods.private_prediction.token.PrivateToken", Draws)
             return super().play(mechanism, adversary, script)
 
 

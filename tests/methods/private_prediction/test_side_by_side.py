@@ -16,9 +16,9 @@ import torch
 
 from dpray.engines.base import select_token, select_tokens
 from dpray.mechanisms.randomness import generator, named_key
-from dpray.methods.private_prediction.selector import PrivateTokenSelector
 from dpray.methods.private_prediction.token import (
     PrivateToken,
+    PrivateTokenSelector,
     sample_softmax,
 )
 

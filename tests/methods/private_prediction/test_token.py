@@ -9,9 +9,9 @@ import torch
 
 from dpray.engines.base import select_token
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.private_prediction.selector import PrivateTokenSelector
 from dpray.methods.private_prediction.token import (
     PrivateToken,
+    PrivateTokenSelector,
     sample_softmax,
 )
 

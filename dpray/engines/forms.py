@@ -1,0 +1,58 @@
+"""`method.schema` with the model that is held to it: what a plan checks, and a text's mask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from dpray.config.sections import EngineConfig
+from dpray.engines.model_path import is_at_hand, resolve_model
+from dpray.engines.schema import Form, Schema, read_schema
+from dpray.engines.text import TextCodec
+from dpray.engines.token_mask import TokenMask, Vocabulary
+from dpray.types import InputError
+
+
+@cache
+def vocabulary(model: str, size: int | None = None) -> Vocabulary:
+    """Return the vocabulary of a model with logits of length `size`, or what its configuration
+    says."""
+    return TextCodec(resolve_model(model), None).vocabulary(size)
+
+
+def forced_tokens(form: Form, max_tokens: int) -> int:
+    """Return how many tokens of the form's shortest text its schema leaves no choice about. Raises
+    InputError if the schema does not fit the model, the beginning or `max_tokens`."""
+    mask = open_mask(**form.mask_arguments(max_tokens))
+    forced = 0
+    for token in list(mask.ending):
+        forced += np.count_nonzero(mask.allowed) == 1
+        mask.take(token)
+    return int(forced)
+
+
+def schema_for(
+    value: str | dict[str, Any] | None, engine: EngineConfig, max_tokens: int
+) -> Schema | None:
+    """Return the schema of `method.schema`, None without one. Raises InputError if it cannot be
+    read, if the engine cannot be held to it, or if the model, if its files are here, has no text of
+    it of `max_tokens` tokens."""
+    if value is None:
+        return None
+    schema = read_schema(value)
+    if not engine.is_local:
+        raise InputError("method.schema: is for engine.kind vllm and transformers")
+    if is_at_hand(engine.model):
+        forced_tokens(Form(schema, engine.model), max_tokens)
+    return schema
+
+
+def open_mask(
+    schema: Mapping[str, Any], model: str, before: str, max_tokens: int, size: int | None = None
+) -> TokenMask:
+    """Return the mask of a text that begins: the fields of a `Form`, the most tokens of the text,
+    and the length of the model's logits."""
+    return TokenMask(Schema(**schema), vocabulary(model, size), max_tokens, before)
