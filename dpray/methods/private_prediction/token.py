@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import AboveThreshold, ExponentialMechanism
@@ -43,7 +45,6 @@ from dpray.methods.private_prediction.logits import (
 
 # Imported late: a plan holds a `PrivateToken` and needs no torch.
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from dpray.methods.private_prediction.settings import PrivatePredictionSettings
