@@ -166,12 +166,18 @@ class TextCodec:
         return self.vocabulary()
 
     def vocabulary(self, size: int | None = None) -> Vocabulary:
-        """Return the tokens for masks; `size` is the length of the logits, if the configuration
-        does not say it."""
+        """Return the tokens for masks; `size` is the length of the logits, by default what the
+        configuration says. Raises InputError if the tokenizer has more tokens, or llguidance cannot
+        read it."""
         from llguidance.hf import from_tokenizer
 
         size = size or self.model_config.vocab_size
-        return Vocabulary(from_tokenizer(self.tokenizer, size, self.eos_ids[0]))
+        try:
+            return Vocabulary(from_tokenizer(self.tokenizer, size, self.eos_ids[0]))
+        except ValueError as error:
+            raise InputError(
+                f"method.schema: the model's tokenizer does not fit: {error}"
+            ) from None
 
     def check_length(self, prompt_tokens: int, max_tokens: int) -> None:
         """Raise EngineError if the two do not fit the context; the message leaves out the

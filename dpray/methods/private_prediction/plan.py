@@ -352,7 +352,7 @@ def _affordable(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
         what = "one private token"
         return largest_affordable(lambda r: replace(base, private_tokens=r), most, what)
     # The schema's own tokens are not drawn from private rows.
-    tokens = settings.private_tokens or settings.max_tokens - base.forced_tokens
+    tokens = settings.private_tokens or max(1, settings.max_tokens - base.forced_tokens)
 
     def poisson(texts: int) -> PrivatePredictionPlan:
         return replace(base, private_tokens=tokens, texts=texts)

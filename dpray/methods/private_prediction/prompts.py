@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from dpray.config.config import Config
 from dpray.engines.base import Engine
+from dpray.engines.schema import Form
 from dpray.engines.text import TextCodec
 from dpray.io.public_files import FewShot, read_few_shot, read_terms
 from dpray.io.template_file import Template, TextKey, read_template
@@ -70,9 +71,11 @@ class PromptTemplate:
         placeholder = self.template.render("placeholder", label=label, terms=self.terms)
         return self._prompt("user", label, examples, text=placeholder)
 
-    def released(self, completion: str) -> str:
-        """Make the text that is released from what was decoded."""
-        return self.template.render("output", completion=completion).strip()
+    def released(self, completion: str, form: Form | None = None) -> str:
+        """Make the text that is released from what was decoded. One that has a form is whole as it
+        is; of others, blanks around them are left out."""
+        text = self.template.render("output", completion=completion)
+        return text.strip() if form is None else text
 
     def before(self) -> str:
         """Return what a released text begins with before its completion. Raises InputError if

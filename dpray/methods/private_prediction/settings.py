@@ -123,7 +123,7 @@ class PrivatePredictionSettings(TextSettings):
         if self.max_records is not None:
             return math.ceil(self.max_records / batches)
         # Without public tokens a text has at least one private one; public ones have to end, too.
-        if self.sparse_vector is None and self.public_gate is None:
+        if self.sparse_vector is None and self.public_gate is None and self.schema is None:
             return private_tokens
         return math.ceil(10 * private_tokens / self.max_tokens)
 

@@ -22,6 +22,7 @@ import torch
 
 import dpray
 from dpray.engines.base import select_token
+from dpray.engines.forms import vocabulary
 from dpray.engines.schema import Schema
 from dpray.engines.token_mask import TokenMask
 from dpray.methods.config import parse_config
@@ -309,3 +310,23 @@ def test_an_output_that_goes_on_after_the_completion_is_refused(
     config["method"] |= {"max_tokens": 96, "schema": FILM, "template": str(template)}
     with pytest.raises(InputError, match="words after"):
         dpray.plan(parse_config(config))
+
+
+def test_a_schema_that_decides_everything_is_one_private_token_at_most(
+    settings: Callable[..., dict[str, Any]],
+) -> None:
+    config = settings()
+    config["method"] |= {
+        "batches": "poisson", "clip": "dclip", "clip_bound": 0.2, "max_records": 2,
+        "max_tokens": 8, "schema": {"choices": [" x "]},
+    }  # fmt: skip
+    plan = dpray.plan(parse_config(config))
+    assert plan.private_tokens == max(1, 8 - plan.forced_tokens)
+    # The blanks belong to the form.
+    assert [record["text"] for record in dpray.run(parse_config(config)).records] == [" x "] * 2
+
+
+def test_a_tokenizer_larger_than_the_logits_is_refused() -> None:
+    demo = str(Path(dpray.__file__).parent / "demo" / "model")
+    with pytest.raises(InputError, match="tokenizer does not fit: vocab size too small"):
+        vocabulary(demo, 1000)
