@@ -150,7 +150,7 @@ def made_once(name: str, make: Callable[[Path], None], cache: Path | None = None
         return folder
     check_writable(folder, "the cache (XDG_CACHE_HOME)")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):
+    with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
             with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as part:
                 # The standard output is the command's: saving a model prints there.

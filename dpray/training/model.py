@@ -37,7 +37,7 @@ def load_loss(
         model = _load(folder, "float32")
     model = with_adapters(model, settings)
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(getattr(parameter, "ds_tensor", parameter)).all():
+        if not torch.isfinite(held_part(parameter)).all():
             raise InputError(f"engine.model: {folder}: not finite: some weights of {name}")
     return PerExampleLoss(model, settings.precision).eval()
 
@@ -52,6 +52,17 @@ def put_weights(loss: PerExampleLoss, weights: Mapping[str, torch.Tensor]) -> No
                 parameter.copy_(weights[name])
             else:
                 part.copy_(own_part(parameter, weights[name], torch.distributed.get_rank()))
+
+
+def held_part(parameter: Any) -> torch.Tensor:
+    """Return the weights of a parameter that this rank holds: all, or its part under ZeRO 3 without
+    the padding of the last ranks, whose memory was never written."""
+    part: torch.Tensor | None = getattr(parameter, "ds_tensor", None)
+    if part is None:
+        whole: torch.Tensor = parameter
+        return whole
+    before = part.numel() * torch.distributed.get_rank()
+    return part.flatten()[: max(0, parameter.ds_numel - before)]
 
 
 def own_part(parameter: Any, whole: torch.Tensor, rank: int) -> torch.Tensor:

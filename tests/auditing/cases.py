@@ -238,7 +238,7 @@ def _cases() -> dict[str, Case]:
         lambda: votes_target("votes", VOTES, 4),
         16_000,
         ("no noise", noiseless(VoteHistogram), True),
-        (halved, half_noise(VoteHistogram, "sigma"), True),
+        (halved, half_noise(VoteHistogram, "noise_std"), True),
         ("three votes a record", votes_of(3), True),
     )
     add(
@@ -246,7 +246,7 @@ def _cases() -> dict[str, Case]:
         lambda: votes_target("topic histogram", TOPICS),
         16_000,
         ("no noise", noiseless(VoteHistogram), True),
-        (halved, half_noise(VoteHistogram, "sigma"), True),
+        (halved, half_noise(VoteHistogram, "noise_std"), True),
         ("the noise of one record", noise_of_one_record, True),
         ("a record counts twice", votes_of(2), True),
     )

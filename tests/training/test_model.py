@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dpray.mechanisms.randomness import new_key
-from dpray.training.model import load_loss, save_model
+from dpray.training.model import held_part, load_loss, save_model
 from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep
 from dpray.training.training import ReferenceTrainer
@@ -85,3 +86,17 @@ def test_nothing_is_printed(model_folder: str, tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (0, "")
     assert (tmp_path / "model.safetensors").exists()
+
+
+def test_the_padding_of_a_part_is_no_weight(tmp_path: Path) -> None:
+    """ZeRO pads the last part with memory that nobody wrote."""
+    whole = torch.nn.Parameter(torch.ones(3))
+    assert held_part(whole) is whole
+    whole.ds_tensor = torch.tensor([1.0, 1.0, 1.0, math.nan])  # type: ignore[attr-defined]
+    whole.ds_numel = 3  # type: ignore[attr-defined]
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert torch.isfinite(held_part(whole)).all() and len(held_part(whole)) == 3
+    finally:
+        torch.distributed.destroy_process_group()
