@@ -17,10 +17,19 @@ from dpray.types import InputError
 
 
 @cache
+def _codec(model: str) -> TextCodec:
+    return TextCodec(resolve_model(model), None)
+
+
 def vocabulary(model: str, size: int | None = None) -> Vocabulary:
     """Return the vocabulary of a model with logits of length `size`, or what its configuration
     says."""
-    return TextCodec(resolve_model(model), None).vocabulary(size)
+    return _vocabulary(model, size or _codec(model).model_config.vocab_size)
+
+
+@cache
+def _vocabulary(model: str, size: int) -> Vocabulary:
+    return _codec(model).vocabulary(size)
 
 
 def forced_tokens(form: Form, max_tokens: int) -> int:

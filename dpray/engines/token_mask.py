@@ -24,7 +24,7 @@ CLOSERS = b'}])"'
 """A text that has to end takes the first of these bytes that changes what may come next."""
 
 FILLERS = b"a0 " + (ascii_letters + digits).encode()
-"""If there is none, it takes one of these, or any other byte after them, and brackets last."""
+"""Without such a byte, it takes one of these; then any other byte, opening brackets last."""
 
 OFTEN = 64
 """It takes another filler after this many times."""
@@ -102,7 +102,7 @@ class TokenMask:
 
     @property
     def allowed(self) -> np.ndarray:
-        """Return which tokens may come next, of shape (V,); none once the text has to end."""
+        """Return which tokens may come next, of shape (V,); none if the automaton has failed."""
         if self._allowed is None:
             self._allowed = self._vocabulary.unpacked(self._vocabulary.mask(self._matcher))
         return self._allowed

@@ -398,7 +398,7 @@ class PrivateTokenSelector:
         """Return the public logits with -inf for the tokens that would be copies, unless the schema
         allows no others."""
         excluded = [] if self.copies is None else list(self.copies.excluded)
-        if self.mask is not None:
+        if excluded and self.mask is not None:
             rest = self.mask.allowed.copy()
             rest[excluded] = False
             excluded = excluded if rest.any() else []
