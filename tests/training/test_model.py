@@ -88,15 +88,11 @@ def test_nothing_is_printed(model_folder: str, tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").exists()
 
 
-def test_the_padding_of_a_part_is_no_weight(tmp_path: Path) -> None:
+def test_the_padding_of_a_part_is_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     """ZeRO pads the last part with memory that nobody wrote."""
     whole = torch.nn.Parameter(torch.ones(3))
     assert held_part(whole) is whole
     whole.ds_tensor = torch.tensor([1.0, 1.0, 1.0, math.nan])  # type: ignore[attr-defined]
     whole.ds_numel = 3  # type: ignore[attr-defined]
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        assert torch.isfinite(held_part(whole)).all() and len(held_part(whole)) == 3
-    finally:
-        torch.distributed.destroy_process_group()
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    assert torch.isfinite(held_part(whole)).all() and len(held_part(whole)) == 3
