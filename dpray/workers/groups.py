@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -26,7 +26,7 @@ from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.cluster import never_repeated, own_errors
 from dpray.workers.pool import ActorPool, RayActors, RepeatPrivate, Work
 from dpray.workers.pool_actor import OUTCOME_SECONDS, Emit, Pieces, PoolActor
-from dpray.workers.rows import CHUNK, ROWS, Row, RowsOf, local_rows, ray_rows, record_rows
+from dpray.workers.rows import ROWS, Row, RowsOf, local_rows, ray_rows, record_rows, tables_of
 
 if TYPE_CHECKING:
     import ray.data
@@ -149,10 +149,10 @@ class Groups:
         from ray.data import from_arrow  # late: a worker needs no Ray Data
 
         reference = ray.put(frozenset(wanted))
-        rows = ray_rows(config, self.rows_of(config)).map_batches(
-            lambda table: self._members(table, ray.get(reference)),
-            batch_format="pyarrow",
-            batch_size=None,
+        rows = ray_rows(
+            config,
+            self.rows_of(config),
+            lambda rows: tables_of(self._members(rows, ray.get(reference)), MEMBERS),
         )
         runtime = config.runtime
         number = block_count(
@@ -160,24 +160,17 @@ class Groups:
             actors=runtime.actors,
             rows=len(wanted) * self.expected_rows,
         )
-        placeholders = [PLACEHOLDER | {KEY: group} for group in wanted]
-        return rows.union(from_arrow(_table(placeholders))).repartition(number, keys=[KEY])
-
-    def _members(self, table: pa.Table, wanted: frozenset[str]) -> Iterator[pa.Table]:
-        """Yield the rows of the wanted groups, a row as often as it is in one."""
-        members = (
-            row | {KEY: group}
-            for row in table.to_pylist()
-            for group in self.joined(row)
-            if group in wanted
+        placeholders = pa.Table.from_pylist(
+            [PLACEHOLDER | {KEY: group} for group in wanted], schema=MEMBERS
         )
-        yield _table([])  # the schema, should there be no member
-        while chunk := list(islice(members, CHUNK)):
-            yield _table(chunk)
+        return rows.union(from_arrow(placeholders)).repartition(number, keys=[KEY])
 
-
-def _table(rows: list[Row]) -> pa.Table:
-    return pa.Table.from_pylist(rows, schema=MEMBERS)
+    def _members(self, rows: Iterable[Row], wanted: frozenset[str]) -> Iterator[Row]:
+        """Yield the rows of the wanted groups, a row as often as it is in one."""
+        for row in rows:
+            for group in self.joined(row):
+                if group in wanted:
+                    yield row | {KEY: group}
 
 
 def group_texts(rows: Iterable[Row]) -> dict[str, list[str]]:

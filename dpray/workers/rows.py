@@ -31,6 +31,9 @@ ROWS = pa.schema(
 RowsOf = Callable[[Piece], Iterator[Row]]
 """Reads the rows of a file or a piece of one, and can be sent to another process."""
 
+Tables = Callable[[Iterable[Row]], Iterator[pa.Table]]
+"""Makes tables of rows, as `tables_of` does."""
+
 CHUNK = 1024
 """A block has at most this many rows."""
 
@@ -133,21 +136,32 @@ def local_rows(data: DataConfig, rows_of: RowsOf) -> list[Row]:
     return list(rows) if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
 
 
-def ray_rows(config: Config, rows_of: RowsOf) -> ray.data.Dataset:
-    """Stream the rows of all files, at most as many of each unit as its bound; each piece of a file
-    is one read task. Raises Ray's error for a file that cannot be read."""
+def tables_of(rows: Iterable[Row], schema: pa.Schema = ROWS) -> Iterator[pa.Table]:
+    """Yield the rows in tables. The first one is empty: it has the schema, should there be no row.
+    Ray cannot join blocks without one."""
+    yield schema.empty_table()
+    rows = iter(rows)
+    while chunk := list(islice(rows, CHUNK)):
+        yield pa.Table.from_pylist(chunk, schema=schema)
+
+
+def ray_rows(config: Config, rows_of: RowsOf, tables: Tables = tables_of) -> ray.data.Dataset:
+    """Stream `tables` of the rows of all files, at most as many of each unit as its bound; each
+    piece of a file is one read task. `tables` gets the rows of one or more whole units at a time.
+    Raises Ray's error for a file that cannot be read."""
     import ray.data
 
     data = config.data
     pieces = pieces_on_ray(data_pieces(data), PIECE_BYTES)
-    read: Any = partial(_read, pieces=pieces, rows_of=rows_of)
+    whole = tables if data.unit is None else tables_of
+    read: Any = partial(_read, pieces=pieces, rows_of=rows_of, tables=whole)
     rows = ray.data.from_items(
         [{"piece": number} for number in range(len(pieces))],
         override_num_blocks=min(len(pieces), MOST_TASKS),
     ).map_batches(read, batch_size=1)
     if data.unit is None:
         return rows
-    bound: Any = partial(_bound, most=data.max_records_per_unit)
+    bound: Any = partial(_bound, most=data.max_records_per_unit, tables=tables)
     partitions = max(1, min(200, data.public_size // 10_000))
     return rows.repartition(partitions, keys=["unit"]).map_batches(
         bound, batch_size=None, batch_format="pyarrow"
@@ -171,15 +185,15 @@ def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
     return [piece for pieces in cuts for piece in pieces]
 
 
-def _read(numbers: dict[str, Any], pieces: Sequence[Piece], rows_of: RowsOf) -> Iterator[pa.Table]:
+def _read(
+    numbers: dict[str, Any], pieces: Sequence[Piece], rows_of: RowsOf, tables: Tables
+) -> Iterator[pa.Table]:
     for number in numbers["piece"]:
-        rows = rows_of(pieces[number])
-        while chunk := list(islice(rows, CHUNK)):
-            yield pa.Table.from_pylist(chunk, schema=ROWS)
+        yield from tables(rows_of(pieces[number]))
 
 
-def _bound(table: pa.Table, most: int) -> pa.Table:
-    return pa.Table.from_pylist(bound_contributions(table.to_pylist(), most), schema=ROWS)
+def _bound(table: pa.Table, most: int, tables: Tables) -> Iterator[pa.Table]:
+    yield from tables(bound_contributions(table.to_pylist(), most))
 
 
 def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -17,11 +18,13 @@ from ray.exceptions import OutOfMemoryError, OwnerDiedError, RayActorError
 
 from dpray.config.config import Config
 from dpray.io.formats import Piece
+from dpray.mechanisms.batches import PoissonBatches
 from dpray.methods.config import parse_config
 from dpray.workers.cluster import EndedForMemory, was_lost
 from dpray.workers.groups import (
     MOST_BLOCKS,
     MOST_SLICES,
+    Groups,
     batched_within,
     block_count,
     cut_blocks,
@@ -30,6 +33,7 @@ from dpray.workers.groups import (
     tasks,
 )
 from dpray.workers.rows import pieces_on_ray
+from dpray.workers.shards import Shards
 from tests.integration.processes import wait_for
 
 GROUPS = 12
@@ -188,6 +192,21 @@ def workers(folder: Path, fault: str = "") -> Callable[[], Any]:
     return make
 
 
+def counters() -> Callable[[Config], Any]:
+    """Makes workers of shards that count their records."""
+
+    class Counter:
+        number = 0
+
+        def load(self, rows: Any) -> None:
+            self.number += len(rows)
+
+        def count(self) -> int:
+            return self.number
+
+    return lambda config: Counter()
+
+
 def work(
     config: Config,
     folder: Path,
@@ -272,6 +291,33 @@ class TestOnRay:
         *before, struck = (tmp_path / "struck").read_text().split()
         assert "5" not in found and begun(tmp_path)["5"] == len(before) + 1
         assert struck in error.worker_ids and error.worker_ids.isdisjoint(before)
+
+    @pytest.mark.parametrize("unit", [None, "who"])
+    @pytest.mark.parametrize("texts", ["  ", " x", "x ", " x y "])
+    def test_files_without_a_record_have_their_groups_too(
+        self,
+        settings: Callable[..., dict[str, Any]],
+        tmp_path: Path,
+        unit: str | None,
+        texts: str,
+    ) -> None:
+        """To fail would tell that there is no record."""
+        folder = tmp_path / "files"
+        folder.mkdir()
+        for number, text in enumerate(texts):
+            line = json.dumps({"text": text, "label": "a", "who": number})
+            (folder / f"{number}.jsonl").write_text(f"{line}\n")
+        changes = {"path": str(folder), "empty": "skip"} | ({"unit": unit} if unit else {})
+        tree = settings(runtime__ray_address=None, runtime__actors=2)
+        config = parse_config(tree | {"data": tree["data"] | changes})
+        groups = Groups(PoissonBatches({"a": 2, "b": 1}, {"a": 0.5, "b": 0.5}), "ab" * 32, 5)
+        wanted = list(groups.batches.batch_ids())
+        outcomes = [
+            row for rows in groups.work(config, wanted, workers(tmp_path), 1) for row in rows
+        ]
+        assert {outcome["batch"] for outcome in outcomes} == set(wanted)
+        with closing(Shards(config, counters())) as shards:
+            assert sum(shards.call("count")) == len(texts.replace(" ", ""))
 
     def test_lines_of_a_cut_file_are_counted_in_tasks(self, tmp_path: Path) -> None:
         files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "c.csv"]
