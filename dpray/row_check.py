@@ -102,7 +102,7 @@ class Tally:
         self.other_labels: Counter[str] | None = Counter()
         self.characters: Counter[int] = Counter()
         self.tokens: defaultdict[str, Counter[int]] = defaultdict(Counter)
-        self.texts = [self.data.text] if isinstance(self.data.text, str) else [*self.data.text]
+        self.texts = self.data.text_columns
 
     def add(self, where: Where, row: Mapping[str, Any] | InputError) -> None:
         self.rows += 1

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.transformers import TransformersEngine
 from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.files import load_embedder, read_labelled
+from dpray.io.columns import text_of
 from dpray.io.formats import AS_RECOGNISED
 
 Example = tuple[str, str]
@@ -52,7 +54,7 @@ def main() -> None:
     asked = parser.parse_args()
     files = {"synthetic": asked.synthetic, "ceiling": asked.train, "test": asked.real}
     sets: Any = {
-        name: read_labelled(path, name, "text", "label", AS_RECOGNISED)
+        name: read_labelled(path, name, partial(text_of, column="text"), "label", AS_RECOGNISED)
         for name, path in files.items()
     }
     print(json.dumps(scores(sets, asked), indent=2))

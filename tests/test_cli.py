@@ -24,7 +24,7 @@ COMMANDS = {
     "dpray check": "--json --write config overrides",
     "dpray demo": "--json --model --out",
     "dpray evaluate": "--delimiter --embedder --encoding --floor --json "
-    "--label --out --real --schema --seeds --synthetic --text --train",
+    "--label --out --real --schema --seeds --synthetic --text --train --turns",
     "dpray init": "--dataset --delimiter --delta --encoding --epsilon --force --json --label "
     "--labels --look --method --model --out --output --public-size --text --unit --vocabulary -o "
     "file",

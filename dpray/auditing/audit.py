@@ -14,7 +14,7 @@ from dpray.config.config import Config
 from dpray.engines.base import Embedder, EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.evaluation import NOT_FOR_RELEASE
-from dpray.io.columns import TextColumns, text_of
+from dpray.io.columns import text_of
 from dpray.io.file_list import list_files
 from dpray.io.records import read_rows
 from dpray.registry import make_plan, released_losses
@@ -119,9 +119,9 @@ def _membership(
     released = Path(config.output.path) / "synthetic.jsonl"
     if not released.is_file():
         raise InputError(f"output.path: {config.output.path} holds no finished run")
-    inside = _texts(members, "members", config.data.text)
-    outside = _texts(non_members, "non-members", config.data.text)
-    synthetic = _texts(str(released), "output.path", "text")
+    inside = _texts(members, "members", config.data.text_of)
+    outside = _texts(non_members, "non-members", config.data.text_of)
+    synthetic = _texts(str(released), "output.path", partial(text_of, column="text"))
     check_numbers(inside, outside, synthetic)
     try:
         embedder = load_embedder(config.embedder.model)
@@ -130,6 +130,6 @@ def _membership(
     return partial(membership, inside, outside, synthetic, embedder, confidence)
 
 
-def _texts(path: str, key: str, columns: TextColumns) -> list[str]:
+def _texts(path: str, key: str, text_of: Callable[..., str]) -> list[str]:
     rows = (each for file in list_files(path, key) for each in read_rows(file))
-    return [text_of(row, columns, where) for where, row in rows]
+    return [text_of(row, where=where) for where, row in rows]

@@ -105,8 +105,8 @@ def check_canaries(plan: Plan, candidates: int) -> None:
     if candidates < 1:
         raise InputError(f"candidates: {candidates} look-alikes are too few; at least 1")
     list_files(plan.config.data.path)
-    if not isinstance(plan.config.data.text, str):
-        raise InputError("data.text: canaries need one column of text, not several")
+    if plan.config.data.is_table:
+        raise InputError("data.text: canaries need one column of text, no table of several")
 
 
 def try_canaries(
@@ -196,4 +196,4 @@ def _rows(
             values[data.label] = data.released_label(names[data.label])
         for repetition in range(canary.repetitions):
             unit = {} if data.unit is None else {data.unit: f"canary-{number}-{repetition}"}
-            yield row | {str(data.text): canary.text} | values | unit
+            yield row | {data.text_columns[0]: canary.text} | values | unit

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import PrivateAttr, SerializeAsAny, model_validator
 
+from dpray.config.data import DataConfig
 from dpray.config.sections import (
-    DataConfig,
     EmbedderConfig,
     EngineConfig,
     MethodSettings,

@@ -1,4 +1,4 @@
-"""The sections that all methods share: data, privacy, engine, embedder, runtime, output.
+"""The sections that all methods share: privacy, engine, embedder, runtime, output.
 
 Every section is frozen, refuses unknown keys, and takes only numbers for numbers.
 """
@@ -7,39 +7,28 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
     field_validator,
     model_validator,
 )
 
-from dpray.io.columns import check_labels, label_name
 from dpray.io.files import names_cloud
-from dpray.io.formats import FileFormat, known_encoding, one_sign
+from dpray.io.schema_file import read_schema_file
 
 LARGEST_EPSILON = 1e6
 
 # `method.schema` takes the place of a deprecated method of pydantic's, which nothing here calls.
 warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
 
-Label = StrictBool | StrictInt | StrictFloat | StrictStr
-
-
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-Delimiter = Annotated[str | None, AfterValidator(one_sign)]
-Encoding = Annotated[str | None, AfterValidator(known_encoding)]
 
 
 class Section(BaseModel):
@@ -78,11 +67,19 @@ class MethodSettings(Section):
 class TextSettings(MethodSettings):
     """The keys of all methods that write texts."""
 
-    schema: str | dict[str, Any] | None = Field(  # type: ignore[assignment]
+    schema: dict[str, Any] | None = Field(  # type: ignore[assignment]
         None,
         description="the form of all texts, which is public: a JSON Schema, {regex: ...}, "
-        "{choices: [...]}, {lark: ...}, or a .json or .lark file; null: none",
+        "{choices: [...]}, {lark: ...}, or a .json or .lark file; null: none, and for data.turns "
+        "that of conversations",
     )
+
+    @field_validator("schema", mode="before")
+    @classmethod
+    def _schema_is_read(cls, schema: Any) -> Any:
+        """Put the content of a file in place of its name: run.json has it, and no worker needs the
+        file."""
+        return read_schema_file(schema) if isinstance(schema, str) else schema
 
 
 def _kinds(annotation: Any) -> set[Any]:
@@ -105,140 +102,6 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield from _leaves(each)
     else:
         yield value
-
-
-class DataConfig(Section):
-    path: str = Field(
-        description="JSONL, JSON, CSV, TSV, Parquet or Arrow, also .gz, .zst or .zip; a folder of "
-        "them or of .txt; a glob, a cloud path, or hf://name"
-    )
-    text: str | tuple[str, ...] = Field(
-        "text",
-        description="the column of the text; `a.b` is b within a; several columns make a text that "
-        "is a JSON object",
-    )
-    label: str | None = Field(None, description="the column of the label, if there is one")
-    labels: tuple[Label, ...] = Field(
-        (), description="the public label set: texts, numbers, true or false, released as they are"
-    )
-    label_proportions: dict[str, float] | Literal["measured"] | None = Field(
-        None,
-        description="public share of each label; null: uniform; measured: by a DP histogram that "
-        "costs privacy.epsilon_labels",
-    )
-    unit: str | None = Field(
-        None,
-        description="column that names the privacy unit, such as a person; null: each record",
-    )
-    max_records_per_unit: Count = Field(
-        1, description="most records of a privacy unit; further ones are left out"
-    )
-    public_size: Count = Field(description="public estimate of the number of records")
-    max_characters: Count = Field(
-        200_000,
-        description="a longer text is an error in the file; a shorter one may still be truncated "
-        "for the model",
-    )
-    empty: Literal["refuse", "skip"] = Field(
-        "refuse",
-        description="refuse: a null or blank text is an error in the file; skip: its row is left "
-        "out",
-    )
-    delimiter: Delimiter = Field(
-        None, description="CSV: between cells; null: `,`, `;`, a tab or `|`, as in the header"
-    )
-    quote: str = Field(
-        '"', max_length=1, description='CSV: the sign around a cell; "": no sign is one'
-    )
-    escape: str | None = Field(
-        None,
-        min_length=1,
-        max_length=1,
-        description="CSV: the sign before a quote within a cell; null: quotes are doubled",
-    )
-    encoding: Encoding = Field(
-        None,
-        description="encoding of text files, such as cp1252; null: UTF-8, or as a byte order mark "
-        "says",
-    )
-
-    @field_validator("text", mode="before")
-    @classmethod
-    def _columns_differ(cls, text: Any) -> Any:
-        columns = text if isinstance(text, list | tuple) else [text]
-        if not columns or not all(isinstance(column, str) for column in columns):
-            raise ValueError("a column, or a list of columns")
-        if len(set(columns)) < len(columns):
-            raise ValueError("a column is given twice")
-        return text
-
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _labels_are_kept(cls, labels: Any) -> Any:
-        if isinstance(labels, list | tuple):
-            check_labels(labels)
-        return labels
-
-    @field_validator("label_proportions", mode="before")
-    @classmethod
-    def _shares_by_name(cls, shares: Any) -> Any:
-        if not isinstance(shares, Mapping):
-            return shares
-        named = {label_name(label): share for label, share in shares.items()}
-        if len(named) < len(shares):
-            raise ValueError("a label has two shares")
-        return named
-
-    @model_validator(mode="after")
-    def _consistent(self) -> DataConfig:
-        if self.delimiter is not None and self.delimiter in (self.quote, self.escape):
-            raise ValueError("delimiter: is the sign of data.quote or data.escape too")
-        if self.label is not None and not self.labels:
-            raise ValueError("labels: the public label set is needed if label names a column")
-        if self.label is None and self.labels:
-            raise ValueError("label: the column of the labels is needed if labels are given")
-        if self.unit is None and self.max_records_per_unit != 1:
-            raise ValueError("max_records_per_unit: without unit every record is its own unit")
-        if self.label_proportions == "measured":
-            if not self.labels:
-                raise ValueError("label_proportions: there are no labels to measure")
-        elif (shares := self.label_proportions) is not None:
-            if set(shares) != set(self.label_names):
-                raise ValueError("label_proportions: give a share for each of labels, and no other")
-            if (
-                not math.isclose(sum(shares.values()), 1.0, abs_tol=1e-6)
-                or min(shares.values()) < 0
-            ):
-                raise ValueError("label_proportions: shares are not negative and sum to 1")
-        return self
-
-    @property
-    def label_names(self) -> dict[str, Label]:
-        """Return the labels by name. Until the release, a label is represented by its name."""
-        return {label_name(label): label for label in self.labels}
-
-    def released_label(self, name: str) -> Label | None:
-        """Return the label with this name, as released; None for data without labels."""
-        return None if self.label is None else self.label_names[name]
-
-    def of_public_files(self) -> DataConfig:
-        """Return the section for public records with the same columns, without units and blank
-        texts."""
-        return self.model_copy(update={"unit": None, "max_records_per_unit": 1, "empty": "skip"})
-
-    @property
-    def format(self) -> FileFormat:
-        """Return how the text files of `path` are written."""
-        return FileFormat(self.delimiter, self.quote, self.escape, self.encoding, "data.")
-
-    @property
-    def proportions(self) -> dict[str, float]:
-        """Return the public share of each label by name; data without labels has the one label "".
-        Shares that will be measured are uniform until then."""
-        if isinstance(self.label_proportions, dict):
-            return self.label_proportions
-        names = list(self.label_names) or [""]
-        return {name: 1.0 / len(names) for name in names}
 
 
 class PrivacyConfig(Section):

@@ -44,7 +44,7 @@ def forced_tokens(form: Form, max_tokens: int) -> int:
 
 
 def schema_for(
-    value: str | dict[str, Any] | None, engine: EngineConfig, max_tokens: int
+    value: dict[str, Any] | None, engine: EngineConfig, max_tokens: int
 ) -> Schema | None:
     """Return the schema of `method.schema`, None without one. Raises InputError if it cannot be
     read, if the engine cannot be held to it, or if the model, if its files are here, has no text of

@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dpray.io.schema_file import GRAMMARS, LONGEST_SCHEMA
 from dpray.types import InputError
 
 # Imported late: most runs have no schema.
@@ -16,18 +16,12 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
     from llguidance._lib import JsonCompileOptions
 
-LONGEST_SCHEMA = 256 * 1024
-"""The most characters of a schema."""
-
 JSON_STYLE: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
 """JSON is written as `json.dumps` writes it: private records are shown in the same style."""
-
-KINDS = ("regex", "choices", "lark")
-"""A mapping with one of these keys alone is no JSON Schema."""
 
 
 @dataclass(frozen=True)
@@ -74,31 +68,22 @@ class Form:
         return asdict(self) | {"max_tokens": max_tokens}
 
 
-def read_schema(value: str | dict[str, Any]) -> Schema:
-    """Read `method.schema`: a JSON Schema, a mapping with `regex`, `choices` or `lark`, or the name
-    of a file with a JSON Schema (`.json`) or a Lark grammar (`.lark`). Raises InputError for one
-    that cannot be read or compiled, or is too large."""
+def read_schema(value: dict[str, Any]) -> Schema:
+    """Read `method.schema`: a JSON Schema, or a mapping with `regex`, `choices` or `lark`. Raises
+    InputError for one that cannot be read or compiled, or is too large."""
     try:
         schema = _read(value)
         if len(schema.text) > LONGEST_SCHEMA:
             raise ValueError(f"more than {LONGEST_SCHEMA:,} characters")
         _check(schema)
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"method.schema: {reason or type(error).__name__}") from None
     return schema
 
 
-def _read(value: str | dict[str, Any]) -> Schema:
-    if isinstance(value, str):
-        path = Path(value)
-        if path.suffix not in (".json", ".lark"):
-            raise ValueError(f"{value}: a file's name ends in .json (a JSON Schema) or .lark")
-        if path.stat().st_size > 4 * LONGEST_SCHEMA:
-            raise ValueError(f"{value}: more than {LONGEST_SCHEMA:,} characters")
-        text = path.read_text(encoding="utf-8")
-        return Schema("lark" if path.suffix == ".lark" else "json", text)
-    if len(value) == 1 and (kind := next(iter(value))) in KINDS:
+def _read(value: dict[str, Any]) -> Schema:
+    if len(value) == 1 and (kind := next(iter(value))) in GRAMMARS:
         return _of_kind(kind, value[kind])
     return Schema("json", json.dumps(value))
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from dpray.engines.base import Embedder
 from dpray.evaluation import NOT_FOR_RELEASE
+from dpray.evaluation.columns import compare_columns
 from dpray.evaluation.copies import compare_copies
 from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
@@ -92,13 +93,14 @@ def _compare(
     fidelity = compare_fidelity(made_ND, other_MD, tested_KD, seeds, on_progress)
     on_progress(Progress("near-duplicates"))
     copies = compare_copies(made, other, tested, vectors)
-    on_progress(Progress("topics, lengths"))
+    on_progress(Progress("topics, lengths, columns"))
     return {
         "downstream": downstream,
         "fidelity": fidelity,
         "copies": copies,
         "topics": compare_topics(texts, vectors),
         "lengths": compare_lengths(made, other, tested, seeds),
+        "columns": compare_columns(made, other, tested, seeds),
     }
 
 

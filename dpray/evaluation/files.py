@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,16 @@ from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Where
 from dpray.io.records import read_rows
+from dpray.io.table import json_columns_of, object_text, turns_text
 from dpray.types import InputError, OnProgress, no_progress, valid_unicode
 
 EVALUATION = "evaluation.json"
 
 TEXT, LABEL = "text", "label"
 """The columns of a release, whatever the columns of its data are named."""
+
+TextOf = Callable[..., str]
+"""Makes a record's text of its `row`, which is at `where`."""
 
 
 def evaluate_files(
@@ -41,16 +47,17 @@ def evaluate_files(
              "train": settings.train, "floor": settings.floor}  # fmt: skip
     own = FileFormat(settings.delimiter, encoding=settings.encoding, keys="--")
     forms = dict.fromkeys(paths, own) | {"synthetic": AS_RECOGNISED}
+    schema = None
+    if settings.json_schema is not None:
+        schema = read_json(Path(settings.json_schema), "schema")
+    text_of = text_reader(settings, schema or {})
     sets = {
-        name: read_labelled(path, f"--{name}", settings.text, settings.label or LABEL, forms[name])
+        name: read_labelled(path, f"--{name}", text_of, settings.label or LABEL, forms[name])
         for name, path in paths.items()
         if path is not None
     }
     if settings.label and sets["real"][0][1] is None:
         raise InputError(f"--label: no record of --real has a label in '{settings.label}'")
-    schema = None
-    if settings.json_schema is not None:
-        schema = read_json(Path(settings.json_schema), "schema")
     result = evaluate(
         sets["real"],
         sets["synthetic"],
@@ -90,7 +97,22 @@ def _check_folder(out: Path) -> None:
         )
 
 
-def read_labelled(path: str, key: str, text: str, label: str, form: FileFormat) -> list[Labelled]:
+def text_reader(settings: EvaluationSettings, schema: Mapping[str, Any]) -> TextOf:
+    """Return the function that makes a record's text of its row, as a run does."""
+    columns = settings.text.split(",")
+    if settings.turns is not None:
+        if settings.text != TEXT:
+            raise InputError("--turns: stands in place of --text; give one of the two")
+        return partial(turns_text, column=settings.turns, roles=None)
+    if len(columns) == 1:
+        return partial(text_of, column=settings.text)
+    json_columns = [name for name in json_columns_of(schema) if name in columns]
+    return partial(object_text, columns=columns, json_columns=json_columns)
+
+
+def read_labelled(
+    path: str, key: str, read_text: TextOf, label: str, form: FileFormat
+) -> list[Labelled]:
     """Read the records of files, or of the release in a run's folder; blank texts are left out."""
     released = Path(path) / "synthetic.jsonl"
     if (Path(path) / "run.json").exists() and not released.exists():
@@ -99,9 +121,9 @@ def read_labelled(path: str, key: str, text: str, label: str, form: FileFormat) 
     for file in list_files(str(released) if released.exists() else path, key):
         for where, row in read_rows(file, form):
             if not records and key == "--synthetic":
-                text = _own(row, text, TEXT, where)
-                label = _own(row, label, LABEL, where)
-            record = text_of(row, text, where), _label(row, label, where)
+                read_text = _own_text(row, read_text, where)
+                label = label if _has(row, label, where) or LABEL not in row else LABEL
+            record = read_text(row, where=where), _label(row, label, where)
             if is_empty(record[0]):
                 continue
             if records and (record[1] is None) != (records[0][1] is None):
@@ -112,21 +134,26 @@ def read_labelled(path: str, key: str, text: str, label: str, form: FileFormat) 
     return records
 
 
-def _own(row: dict[str, Any], column: str, own: str, where: Where) -> str:
-    """Return `column`, or a release's own name for it, `own`, if the row has only that."""
+def _own_text(row: dict[str, Any], read_text: TextOf, where: Where) -> TextOf:
+    """Return the reader of a text, or that of a release's own column if the row has only that."""
+    try:
+        read_text(row, where=where)
+    except InputError:
+        return partial(text_of, column=TEXT) if TEXT in row else read_text
+    return read_text
+
+
+def _has(row: dict[str, Any], column: str, where: Where) -> bool:
     try:
         column_of(row, column, where)
     except InputError:
-        return own if own in row else column
-    return column
+        return False
+    return True
 
 
 def _label(row: dict[str, Any], column: str, where: Where) -> str | None:
     """Return the name of a row's label, or None for a row without a label."""
-    try:
-        value = column_of(row, column, where)
-    except InputError:
-        return None
+    value = column_of(row, column, where) if _has(row, column, where) else None
     if isinstance(value, dict | list):
         raise InputError(f"{where}: no label in column '{column}'")
     return None if value is None else label_name(value)

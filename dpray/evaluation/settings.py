@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from dpray.config.sections import Count, Delimiter, Encoding, Section
+from dpray.config.data import Delimiter, Encoding
+from dpray.config.sections import Count, Section
 
 
 class EvaluationSettings(Section):
@@ -29,7 +30,12 @@ class EvaluationSettings(Section):
         description="File with a JSON Schema that JSON records should fit.",
     )
     text: str = Field(
-        "text", description="Column of the text; in a release it may also be named `text`."
+        "text",
+        description="Column of the text, or of a table those of a record, with commas between; in "
+        "a release the text may also be named `text`.",
+    )
+    turns: str | None = Field(
+        None, description="Column of conversations, in place of --text, as data.turns."
     )
     label: str | None = Field(
         None,

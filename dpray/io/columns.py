@@ -21,9 +21,6 @@ MOST_NAMES = 20
 MOST_LETTERS = 40
 MOST_WORDS = 4
 
-TextColumns = str | Sequence[str]
-"""The column of the text, or several: a text is then a JSON object of them."""
-
 Label = bool | int | float | str
 
 
@@ -80,22 +77,13 @@ def dotted_names(row: Mapping[str, Any], before: str = "") -> list[str]:
     return names
 
 
-def text_of(row: Mapping[str, Any], columns: TextColumns, where: Where) -> str:
-    """Return a row's text, with question marks for lone surrogates, which no model reads. It is ""
-    for null, and for several columns that are all empty. Raises InputError that names the row if a
-    column is missing or holds no text."""
-    if isinstance(columns, str):
-        value = column_of(row, columns, where)
-        if value is not None and not isinstance(value, str):
-            raise InputError(f"{where}: column '{columns}' is not a text")
-        return valid_unicode(value or "")
-    values = {name: column_of(row, name, where) for name in columns}
-    if all(is_empty(value) for value in values.values()):
-        return ""
-    try:
-        return valid_unicode(json.dumps(values, ensure_ascii=False, default=str))
-    except (ValueError, RecursionError):
-        raise InputError(f"{where}: columns {', '.join(columns)} do not fit into JSON") from None
+def text_of(row: Mapping[str, Any], column: str, where: Where) -> str:
+    """Return a row's text, "" for null, with question marks for lone surrogates, which no model
+    reads. Raises InputError that names the row if the column is missing or holds no text."""
+    value = column_of(row, column, where)
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"{where}: column '{column}' is not a text")
+    return valid_unicode(value or "")
 
 
 def is_empty(value: Any) -> bool:

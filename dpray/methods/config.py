@@ -11,7 +11,9 @@ from pydantic import Field, field_validator, model_validator
 
 from dpray.config.config import Config
 from dpray.config.loading import parse, read_tree
-from dpray.config.sections import Count, MethodSettings
+from dpray.config.sections import Count, MethodSettings, TextSettings
+from dpray.io.schema_file import GRAMMARS
+from dpray.io.table import check_properties, json_columns_of, turns_schema
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings
@@ -116,6 +118,32 @@ class RunConfig(Config):
         if not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
             raise ValueError("privacy.shares: shares sum to 1")
         return self
+
+    @model_validator(mode="after")
+    def _table_and_schema_agree(self) -> RunConfig:
+        """Let a conversation have its schema, and a table the columns that its schema says."""
+        data, method = self.data, self.method.each[-1]
+        if not data.is_table or not isinstance(method, TextSettings):
+            return self
+        if data.turns is not None:
+            if method.schema is not None or not self.engine.is_local:
+                return self
+            return self._with_schema(method, turns_schema(data.roles))
+        if method.schema is None or {*method.schema} & {*GRAMMARS}:
+            return self
+        check_properties(method.schema, data.text_columns)
+        if data.json_columns is not None:
+            return self
+        columns = tuple(json_columns_of(method.schema))
+        return self.model_copy(update={"data": data.model_copy(update={"json_columns": columns})})
+
+    def _with_schema(self, method: TextSettings, schema: dict[str, Any]) -> RunConfig:
+        """Return the configuration with a schema for its last method, `method`."""
+        changed: MethodSettings = method.model_copy(update={"schema": schema})
+        if isinstance(self.method, ChainSettings):
+            links = (*self.method.methods[:-1], changed)
+            changed = self.method.model_copy(update={"methods": links})
+        return self.model_copy(update={"method": changed})
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

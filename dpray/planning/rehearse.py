@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpray.config.config import Config
-from dpray.io.columns import column_of, is_empty, match_label, text_of
+from dpray.io.columns import column_of, is_empty, match_label
 from dpray.io.formats import Where
 from dpray.io.public_files import public_files
 from dpray.io.records import read_rows
@@ -277,7 +277,7 @@ def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str,
     for file in public_files(public, "--public", config.data.path):
         for where, row in read_rows(file):
             try:
-                text = text_of(row, config.data.text, where)
+                text = config.data.text_of(row, where)
                 if not is_empty(text):
                     yield text, row | _columns(config, row, text, where)
             except InputError as error:
@@ -286,7 +286,8 @@ def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str,
 
 def _columns(config: Config, row: Mapping[str, Any], text: str, where: Where) -> dict[str, Any]:
     data = config.data
-    found: dict[str, Any] = {data.text: text} if isinstance(data.text, str) else {}
+    # Of a table, too: the cells of CSV get the types that they have in the text.
+    found = (data.columns_of(text) if data.is_table else None) or {data.text_columns[0]: text}
     if data.label is not None:
         value = column_of(row, data.label, where)
         found[data.label] = data.released_label(
@@ -302,7 +303,7 @@ def as_released(config: Config, rows: Sequence[Mapping[str, Any]]) -> list[dict[
     data = config.data
     return [
         {
-            "text": text_of(row, data.text, Where(FILE, number)),
+            "text": data.text_of(row, Where(FILE, number)),
             "label": None if data.label is None else row[data.label],
         }
         for number, row in enumerate(rows, start=1)

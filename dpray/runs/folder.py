@@ -2,6 +2,7 @@
 
 ```
 synthetic.jsonl, privacy_report.json, privacy_report.html, run.json     may be released
+table.jsonl, table.parquet                         may be released, where a record is a table's row
 private/                                           never, and its owner alone can open it
   lock, staging/ (not yet committed), parts/ (committed)
 ```

@@ -50,7 +50,7 @@ DIGITS = 16
 """Hexadecimal digits of a released digest."""
 
 MODELS = frozenset({"model", "embedder"})
-FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms", "schema"})
+FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
 """Keys of methods and of `public_inputs` whose values name public files."""
 
 
@@ -127,7 +127,7 @@ def public_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration's plain values as they may be released."""
     sections = {name: named(keys) for name, keys in values.items()}
     sections["data"].pop("path", None)
-    for key in ("text", "label", "unit"):
+    for key in ("text", "json_columns", "turns", "label", "unit"):
         sections["data"][key] = _columns(sections["data"].get(key))
     sections["engine"].pop("base_url", None)
     return sections

@@ -30,6 +30,7 @@ from dpray.runs.plan import Plan, privacy_unit
 from dpray.runs.privacy_report import privacy_report, public_config, versions
 from dpray.runs.session import Release, Session
 from dpray.runs.standing import OtherPlan
+from dpray.runs.table import write_table
 from dpray.types import (
     Budget,
     BudgetRefused,
@@ -304,6 +305,8 @@ class Run:
         stamp = {"not_private": True} if self.plan.config.not_private else {}
         session.show("writing the release")
         records = self.folder.assemble(record | stamp for record in release.records)
+        if self.plan.config.data.is_table and records:
+            release.report["table"] = write_table(self.folder.synthetic, self.plan.config.data)
         # Before the report, which names the entry that closes the run.
         session.ledger.commit(self.run_id)
         report = privacy_report(session, self.run, release.report, records)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
-from dpray.io.columns import column_of, is_empty, match_label, plain_value, text_of
+from dpray.io.columns import column_of, is_empty, match_label, plain_value
 from dpray.io.file_list import list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, numbered, read_piece
@@ -108,7 +108,7 @@ def to_row(
     With `column_values`, the public values of other columns, the row has those columns too, as
     texts in `columns`. Raises InputError naming the row, also for any other value.
     """
-    text, label = text_of(row, data.text, where), None
+    text, label = data.text_of(row, where), None
     if len(text) > data.max_characters:
         raise InputError(
             f"{where}: the text is longer than data.max_characters, {data.max_characters}"

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from dpray.commands.evaluate import evaluate
-from dpray.evaluation.files import evaluate_files, read_labelled
+from dpray.evaluation.files import evaluate_files, read_labelled, text_reader
 from dpray.evaluation.settings import EvaluationSettings
 from dpray.io.formats import AS_RECOGNISED, FileFormat
 from dpray.types import InputError, Progress
@@ -216,6 +216,34 @@ def test_python_has_the_result_without_a_file(tmp_path, without_a_model, monkeyp
     assert sorted(tmp_path.iterdir()) == before
 
 
+def reader(text="text", schema=None, **keys):
+    settings = EvaluationSettings(real="x", synthetic="y", text=text, **keys)
+    return text_reader(settings, schema or {})
+
+
+def test_tables_and_conversations_are_read_as_a_run_reads_them(tmp_path):
+    films, released = tmp_path / "films.csv", tmp_path / "synthetic.jsonl"
+    films.write_text("title,year,label\nUp,2009,a\n,,a\n")
+    schema = {"properties": {"title": {"type": "string"}, "year": {"type": "integer"}}}
+    of_columns = reader("title,year", schema)
+    expected = [('{"title": "Up", "year": 2009}', "a")]
+    assert read_labelled(str(films), "--real", of_columns, "label", AS_RECOGNISED) == expected
+    # A release has its text, or is a table, too.
+    for row in ({"text": expected[0][0]}, {"title": "Up", "year": 2009}):
+        released.write_text(json.dumps(row | {"label": "a"}))
+        made = read_labelled(str(released), "--synthetic", of_columns, "label", AS_RECOGNISED)
+        assert made == expected
+    said = [{"role": "any role", "content": "Hi"}]
+    for row in ({"chat": said}, {"text": json.dumps(said)}):
+        released.write_text(json.dumps(row))
+        chats = read_labelled(
+            str(released), "--synthetic", reader(turns="chat"), "label", AS_RECOGNISED
+        )
+        assert chats == [(json.dumps(said), None)]
+    with pytest.raises(InputError, match=r"^--turns: stands in place of --text"):
+        reader("title", turns="chat")
+
+
 def test_real_records_are_files_as_people_have_them(tmp_path):
     """The cells of CSV are the labels of a release, by name; a blank text is no record."""
     real, released = tmp_path / "real.csv", tmp_path / "synthetic.jsonl"
@@ -223,12 +251,12 @@ def test_real_records_are_files_as_people_have_them(tmp_path):
     rows = [{"text": "x", "label": label} for label in (0, True, "")]
     released.write_text("".join(json.dumps(row) + "\n" for row in rows))
     form = FileFormat(encoding="cp1252", keys="--")
-    records = read_labelled(str(real), "--real", "text", "label", form)
+    records = read_labelled(str(real), "--real", reader(), "label", form)
     assert records == [("Käse", "0"), ("Brot", "true"), ("Wein", "")]
-    made = read_labelled(str(released), "--synthetic", "note.body", "kind", AS_RECOGNISED)
+    made = read_labelled(str(released), "--synthetic", reader("note.body"), "kind", AS_RECOGNISED)
     assert made == [("x", "0"), ("x", "true"), ("x", "")]
     with pytest.raises(InputError, match=r"^real.csv, row 1: .* set --encoding=cp1252$"):
-        read_labelled(str(real), "--real", "text", "label", FileFormat(keys="--"))
+        read_labelled(str(real), "--real", reader(), "label", FileFormat(keys="--"))
 
 
 @pytest.mark.slow

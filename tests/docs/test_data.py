@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,10 @@ LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
 TABLE = pa.Table.from_pylist(ROWS)
 
 
-def csv_text(**dialect: Any) -> str:
+def csv_text(rows: Sequence[Sequence[str]] = (), **dialect: Any) -> str:
     file = io.StringIO(newline="")
     writer = csv.writer(file, **dialect)
-    writer.writerows([["text", "label"], *RECORDS])
+    writer.writerows(rows or [["text", "label"], *RECORDS])
     return file.getvalue()
 
 
@@ -107,6 +107,9 @@ GAPS = LINES.replace("\n", '\n{"text": null, "label": "a"}\n{"text": " ", "label
 TWO_COLUMNS = '{"title": "x", "body": null, "label": "a"}\n'
 SHORT = 'text;label\nDer "Käse" schmeckt;a\n'
 
+SAID = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+CHATS = {"turns": "messages"}
+
 READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
     "JSON Lines: `.jsonl`, `.ndjson`, `.json`": [
         (file(name, LINES), {}) for name in ("a.jsonl", "a.ndjson", "a.json")
@@ -174,12 +177,17 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
     "texts of several columns, a JSON object each": [
         (file("a.jsonl", TWO_COLUMNS), {"text": ["title", "body"]})
     ],
+    "conversations, lists of messages": [
+        (file("a.jsonl", json.dumps({"messages": SAID, "label": "a"})), CHATS),
+        (file("a.csv", csv_text([("messages", "label"), (json.dumps(SAID), "a")])), CHATS),
+    ],
     "null and blank texts": [(file("a.jsonl", GAPS), {"empty": "skip"})],
 }
 
 OTHER_RECORDS = {
     "CSV without quotes around cells": [('Der "Käse" schmeckt', "a")],
     "texts of several columns, a JSON object each": [('{"title": "x", "body": null}', "a")],
+    "conversations, lists of messages": [(json.dumps(SAID), "a")],
 }
 
 SCHEMA = '{"$schema": "x", "type": "object",\n "properties": {}}'
@@ -187,6 +195,10 @@ SCHEMA = '{"$schema": "x", "type": "object",\n "properties": {}}'
 
 def one(name: str, content: str | bytes, **keys: Any) -> Refused:
     return file(name, content), keys
+
+
+def chats(*said: Any) -> str:
+    return "\n".join(json.dumps({"messages": messages, "label": "a"}) for messages in said)
 
 
 A_RECORD = '{"text": "x", "label": "a"}'
@@ -228,6 +240,16 @@ REFUSED: dict[str, Refused] = {
     "a missing column": one("a.jsonl", LINES, text="txet"),
     "a text that is no text": one("a.jsonl", '{"text": 7, "label": "a"}'),
     "a null or blank text": one("a.jsonl", GAPS),
+    "a cell that is no number, where the schema has one": one(
+        "a.csv",
+        "title,year,label\nx,1994,a\ny,Marlowe,a\n",
+        text=["title", "year"],
+        json_columns=["year"],
+    ),
+    "a message without a role": one("a.jsonl", chats(SAID, [{"content": "Marlowe"}]), **CHATS),
+    "a message of another role": one(
+        "a.jsonl", chats(SAID, [{"role": "Marlowe", "content": "Hi"}]), **CHATS
+    ),
     "a label that is null": one("a.jsonl", A_RECORD + '\n{"text": "Marlowe", "label": null}'),
     "a label that is not configured": one(
         "a.jsonl", A_RECORD + '\n{"text": "x", "label": "Marlowe"}'

@@ -99,16 +99,6 @@ def test_the_tokens_of_keys_are_forced() -> None:
     assert forced_tokens(Form(Schema("regex", "x"), DEMO), 200) == 2  # the end token too
 
 
-def test_files(tmp_path: Path) -> None:
-    (tmp_path / "film.json").write_text(json.dumps(FILM))
-    (tmp_path / "tree.lark").write_text('start: "(" start ")" | "x"')
-    assert read_schema(str(tmp_path / "film.json")) == Schema("json", json.dumps(FILM))
-    assert read_schema(str(tmp_path / "tree.lark")).kind == "lark"
-    for name in ("film.txt", "missing.json"):
-        with pytest.raises(InputError, match=r"method\.schema: "):
-            read_schema(str(tmp_path / name))
-
-
 def nested(depth: int) -> str:
     return '{"type": "array", "items": ' * depth + "{}" + "}" * depth
 

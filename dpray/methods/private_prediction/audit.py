@@ -110,8 +110,9 @@ def small_run(
 def made_up_rows(data: DataConfig, rows_of: RowsOf, labels: Sequence[str], units: int) -> list[Row]:
     """Return the rows that the run's reader makes of the units, each with a record of each of
     `labels`, one unit after the other. The file that it reads is made up."""
+    made_up = "made up" if data.turns is None else [{"role": data.roles[0], "content": "made up"}]
     records = [
-        dict.fromkeys([data.text] if isinstance(data.text, str) else data.text, "made up")
+        dict.fromkeys(data.text_columns, made_up)
         | ({data.label: data.released_label(label)} if data.label is not None else {})
         | ({data.unit: f"unit {unit}"} if data.unit is not None else {})
         for unit in range(units)

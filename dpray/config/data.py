@@ -1,0 +1,218 @@
+"""The section `data`: where the private records are, and how a row is a text with a label.
+
+Everything in it is public, and nothing here opens a file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    field_validator,
+    model_validator,
+)
+
+from dpray.config.sections import Count, Section
+from dpray.io.columns import check_labels, label_name, text_of
+from dpray.io.formats import FileFormat, Where, known_encoding, one_sign
+from dpray.io.table import cells_of, object_text, turns_of, turns_text
+
+Label = StrictBool | StrictInt | StrictFloat | StrictStr
+
+Delimiter = Annotated[str | None, AfterValidator(one_sign)]
+Encoding = Annotated[str | None, AfterValidator(known_encoding)]
+
+
+class DataConfig(Section):
+    path: str = Field(
+        description="JSONL, JSON, CSV, TSV, Parquet or Arrow, also .gz, .zst or .zip; a folder of "
+        "them or of .txt; a glob, a cloud path, or hf://name"
+    )
+    text: str | tuple[str, ...] = Field(
+        "text",
+        description="the column of the text; `a.b` is b within a; several columns make a text that "
+        "is a JSON object, and the release has them as a table, too",
+    )
+    json_columns: tuple[str, ...] | None = Field(
+        None,
+        description="CSV: the columns among several of `text` whose cells are JSON, such as "
+        "numbers; null: those that method.schema does not let be texts",
+    )
+    turns: str | None = Field(
+        None,
+        description="the column of conversations, in place of `text`: lists of messages with a "
+        "`role` and a `content`",
+    )
+    roles: tuple[str, ...] = Field(
+        ("system", "user", "assistant"),
+        min_length=1,
+        description="the public roles of the messages of `turns`",
+    )
+    label: str | None = Field(None, description="the column of the label, if there is one")
+    labels: tuple[Label, ...] = Field(
+        (), description="the public label set: texts, numbers, true or false, released as they are"
+    )
+    label_proportions: dict[str, float] | Literal["measured"] | None = Field(
+        None,
+        description="public share of each label; null: uniform; measured: by a DP histogram that "
+        "costs privacy.epsilon_labels",
+    )
+    unit: str | None = Field(
+        None,
+        description="column that names the privacy unit, such as a person; null: each record",
+    )
+    max_records_per_unit: Count = Field(
+        1, description="most records of a privacy unit; further ones are left out"
+    )
+    public_size: Count = Field(description="public estimate of the number of records")
+    max_characters: Count = Field(
+        200_000,
+        description="a longer text is an error in the file; a shorter one may still be truncated "
+        "for the model",
+    )
+    empty: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="refuse: a null or blank text is an error in the file; skip: its row is left "
+        "out",
+    )
+    delimiter: Delimiter = Field(
+        None, description="CSV: between cells; null: `,`, `;`, a tab or `|`, as in the header"
+    )
+    quote: str = Field(
+        '"', max_length=1, description='CSV: the sign around a cell; "": no sign is one'
+    )
+    escape: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1,
+        description="CSV: the sign before a quote within a cell; null: quotes are doubled",
+    )
+    encoding: Encoding = Field(
+        None,
+        description="encoding of text files, such as cp1252; null: UTF-8, or as a byte order mark "
+        "says",
+    )
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _columns_differ(cls, text: Any) -> Any:
+        columns = text if isinstance(text, list | tuple) else [text]
+        if not columns or not all(isinstance(column, str) for column in columns):
+            raise ValueError("a column, or a list of columns")
+        if len(set(columns)) < len(columns):
+            raise ValueError("a column is given twice")
+        return text
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _labels_are_kept(cls, labels: Any) -> Any:
+        if isinstance(labels, list | tuple):
+            check_labels(labels)
+        return labels
+
+    @field_validator("label_proportions", mode="before")
+    @classmethod
+    def _shares_by_name(cls, shares: Any) -> Any:
+        if not isinstance(shares, Mapping):
+            return shares
+        named = {label_name(label): share for label, share in shares.items()}
+        if len(named) < len(shares):
+            raise ValueError("a label has two shares")
+        return named
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DataConfig:
+        if self.delimiter is not None and self.delimiter in (self.quote, self.escape):
+            raise ValueError("delimiter: is the sign of data.quote or data.escape too")
+        if self.label is not None and not self.labels:
+            raise ValueError("labels: the public label set is needed if label names a column")
+        if self.label is None and self.labels:
+            raise ValueError("label: the column of the labels is needed if labels are given")
+        if self.unit is None and self.max_records_per_unit != 1:
+            raise ValueError("max_records_per_unit: without unit every record is its own unit")
+        if self.label_proportions == "measured":
+            if not self.labels:
+                raise ValueError("label_proportions: there are no labels to measure")
+        elif (shares := self.label_proportions) is not None:
+            if set(shares) != set(self.label_names):
+                raise ValueError("label_proportions: give a share for each of labels, and no other")
+            if (
+                not math.isclose(sum(shares.values()), 1.0, abs_tol=1e-6)
+                or min(shares.values()) < 0
+            ):
+                raise ValueError("label_proportions: shares are not negative and sum to 1")
+        return self
+
+    @model_validator(mode="after")
+    def _texts_are_made_one_way(self) -> DataConfig:
+        if self.turns is not None and self.text != "text":
+            raise ValueError("turns: stands in place of data.text; give one of the two")
+        json_columns = {*(self.json_columns or ())}
+        if json_columns and (isinstance(self.text, str) or not json_columns <= {*self.text}):
+            raise ValueError("json_columns: have to be some of several columns of data.text")
+        return self
+
+    @property
+    def is_table(self) -> bool:
+        """Return whether a record is several columns, or a conversation: the release is then a
+        table, too."""
+        return self.turns is not None or not isinstance(self.text, str)
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Return the columns that a text is made of."""
+        if self.turns is not None:
+            return (self.turns,)
+        return (self.text,) if isinstance(self.text, str) else self.text
+
+    def text_of(self, row: Mapping[str, Any], where: Where) -> str:
+        """Return a row's text, "" for an empty one. Raises InputError that names the row if a
+        column is missing or does not hold what it has to."""
+        if self.turns is not None:
+            return turns_text(row, self.turns, self.roles, where)
+        if isinstance(self.text, str):
+            return text_of(row, self.text, where)
+        return object_text(row, self.text, self.json_columns or (), where)
+
+    def columns_of(self, text: str) -> dict[str, Any] | None:
+        """Return the columns of a released text of a table, None if it is no record of one."""
+        if self.turns is not None:
+            turns = turns_of(text)
+            return None if turns is None else {self.turns: turns}
+        return cells_of(text, self.text_columns)
+
+    @property
+    def label_names(self) -> dict[str, Label]:
+        """Return the labels by name. Until the release, a label is represented by its name."""
+        return {label_name(label): label for label in self.labels}
+
+    def released_label(self, name: str) -> Label | None:
+        """Return the label with this name, as released; None for data without labels."""
+        return None if self.label is None else self.label_names[name]
+
+    def of_public_files(self) -> DataConfig:
+        """Return the section for public records with the same columns, without units and blank
+        texts."""
+        return self.model_copy(update={"unit": None, "max_records_per_unit": 1, "empty": "skip"})
+
+    @property
+    def format(self) -> FileFormat:
+        """Return how the text files of `path` are written."""
+        return FileFormat(self.delimiter, self.quote, self.escape, self.encoding, "data.")
+
+    @property
+    def proportions(self) -> dict[str, float]:
+        """Return the public share of each label by name; data without labels has the one label "".
+        Shares that will be measured are uniform until then."""
+        if isinstance(self.label_proportions, dict):
+            return self.label_proportions
+        names = list(self.label_names) or [""]
+        return {name: 1.0 / len(names) for name in names}

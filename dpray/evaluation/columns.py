@@ -1,0 +1,136 @@
+"""The columns of tables are compared, each alone and in pairs, by total variation distances.
+
+A record of a table is a text that is a JSON object. A column is divided into categories: numbers by
+the deciles of the real ones, other values by themselves, the rare ones together. A column whose
+values hardly repeat is free text, which the measures of texts compare.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpray.evaluation.downstream import summaries
+from dpray.evaluation.texts import parse_json
+
+MOST_COLUMNS = 40
+
+CATEGORIES = 20
+"""A column has at most this many, `RARE` among them, besides a missing value."""
+
+FEW_NUMBERS = 10
+"""So many different numbers are categories themselves."""
+
+REPEATED = 0.5
+"""A column is no free text if its common values make up this share of the real ones."""
+
+MISSING, RARE = "missing", "rare"
+
+Codes = npt.NDArray[np.int64]
+
+
+def compare_columns(
+    synthetic: Sequence[str], train: Sequence[str], test: Sequence[str], seeds: int
+) -> dict[str, Any] | None:
+    """Compare the columns of synthetic and of real test records; None unless most of the real texts
+    are JSON objects.
+
+    The total variation distance is the largest difference of the probabilities of any set of
+    categories: 0 for the same shares, 1 for none in common (Levin et al. 2009, Section 4.1). The
+    reference is the distance between the real test records and other real ones (`train`). Every
+    seed draws equally many synthetic and other real records, and all test records again
+    (bootstrap). A text that is no object has no column. No sequence is empty.
+    """
+    sides = [[_record(text) for text in texts] for texts in (synthetic, train, test)]
+    names = _columns([*sides[1], *sides[2]])
+    if not names:
+        return None
+    coded: dict[str, list[Codes]] = {}
+    for name in names:
+        values = [[record.get(name) for record in records] for records in sides]
+        if (found := _coded(values)) is not None:
+            coded[name] = found
+    size = min(len(synthetic), len(train))
+    one_way: dict[str, list[dict[str, float]]] = {name: [] for name in coded}
+    pairs: dict[tuple[str, str], list[dict[str, float]]] = {
+        pair: [] for pair in combinations(coded, 2)
+    }
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        made, other = (rng.choice(len(side), size) for side in sides[:2])
+        tested = rng.choice(len(test), len(test))
+        drawn = {
+            name: [codes[0][made], codes[1][other], codes[2][tested]]
+            for name, codes in coded.items()
+        }
+        for name, found_by in one_way.items():
+            found_by.append(_distances(drawn[name]))
+        for (first, second), found_by in pairs.items():
+            joint = zip(drawn[first], drawn[second], strict=True)
+            found_by.append(_distances([a * (CATEGORIES + 1) + b for a, b in joint]))
+    return {
+        "free_text": [name for name in names if name not in coded],
+        "one_way": {name: summaries(draws) for name, draws in one_way.items()},
+        "pairs": [{"columns": list(pair)} | summaries(draws) for pair, draws in pairs.items()],
+        "sample_size": size,
+        "seeds": seeds,
+    }
+
+
+def _record(text: str) -> dict[str, Any]:
+    value = parse_json(text)
+    return value if isinstance(value, dict) else {}
+
+
+def _columns(real: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns that most of the real records have."""
+    counts = Counter(name for record in real for name in record)
+    return [name for name, count in counts.items() if count > len(real) / 2][:MOST_COLUMNS]
+
+
+def _coded(values: Sequence[Sequence[Any]]) -> list[Codes] | None:
+    """Return the categories of the values of each side, None for free text. The real sides are the
+    last two."""
+    real = [value for side in values[1:] for value in side if value is not None]
+    if not real:
+        return None
+    numbers = {float(value) for value in real if _is_number(value)}
+    edges = None
+    if len(numbers) > FEW_NUMBERS:
+        given = [float(value) for value in real if _is_number(value)]
+        edges = np.unique(np.quantile(given, np.linspace(0, 1, 11)[1:-1]))
+    named = [[_category(value, edges) for value in side] for side in values]
+    counts = Counter(name for side in named[1:] for name in side if name != MISSING)
+    common = [name for name, _ in counts.most_common(CATEGORIES - 1)]
+    if sum(counts[name] for name in common) < REPEATED * counts.total():
+        return None
+    codes = {name: code for code, name in enumerate([MISSING, RARE, *common])}
+    return [np.array([codes.get(name, codes[RARE]) for name in side]) for side in named]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _category(value: Any, edges: npt.NDArray[np.float64] | None) -> str:
+    if value is None:
+        return MISSING
+    if edges is not None and _is_number(value):
+        return f"decile {np.searchsorted(edges, float(value), side='right')}"
+    return f"value {json.dumps(value)}"
+
+
+def _distances(sides: Sequence[Codes]) -> dict[str, float]:
+    made, other, tested = (
+        np.bincount(side, minlength=(CATEGORIES + 1) ** 2) / len(side) for side in sides
+    )
+    return {
+        "synthetic_to_real": float(np.abs(made - tested).sum() / 2),
+        "real_to_real": float(np.abs(other - tested).sum() / 2),
+    }

@@ -1,0 +1,90 @@
+"""The release of a table: `table.jsonl` and `table.parquet`.
+
+Their rows have the columns of the private data, and that of its label; a conversation is a list of
+messages again. Both files are made from released records alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpray.config.config import DataConfig
+from dpray.io.files import sync, write_durably
+
+CHUNK = 10_000
+"""Rows in memory at a time."""
+
+Rows = Iterable[dict[str, Any]]
+
+
+def write_table(synthetic: Path, data: DataConfig) -> dict[str, int]:
+    """Write the table of the records in the file `synthetic` beside it. Return the numbers of
+    `rows`, and of records that are `left_out` because their texts are no records of the table:
+    without a schema nothing keeps a text in form."""
+    table, counts = synthetic.with_name("table.jsonl"), {"rows": 0, "left_out": 0}
+
+    def lines() -> Iterator[str]:
+        for record in _rows(synthetic):
+            cells = data.columns_of(record["text"])
+            counts["left_out" if cells is None else "rows"] += 1
+            if cells is not None:
+                label = {} if data.label is None else {data.label: record["label"]}
+                yield json.dumps(label | cells, ensure_ascii=False) + "\n"
+
+    write_durably(table, lines())
+    _write_parquet(table, synthetic.with_name("table.parquet"))
+    return counts
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    with open(file, encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def _write_parquet(table: Path, target: Path) -> None:
+    """Write the rows of JSON lines as Parquet. A column whose values have no common type in Arrow
+    is written as JSON texts."""
+    types: dict[str, pa.DataType] = {}
+    as_json: set[str] = set()
+    for chunk in _chunks(_rows(table)):
+        for name in chunk[0].keys() - as_json:
+            try:
+                types[name] = _common(types.get(name, pa.null()), [row[name] for row in chunk])
+            except (pa.ArrowException, OverflowError):
+                types[name] = pa.string()
+                as_json.add(name)
+    # In the rows' own order of columns.
+    columns = next(_rows(table), {})
+    schema = pa.schema([(name, types[name]) for name in columns])
+    temporary = target.with_name(target.name + ".tmp")
+    with pq.ParquetWriter(temporary, schema) as writer:
+        for chunk in _chunks(_rows(table)):
+            for name in as_json:
+                chunk = [row | {name: json.dumps(row[name], ensure_ascii=False)} for row in chunk]
+            writer.write_table(pa.Table.from_pylist(chunk, schema=schema))
+    sync(temporary)
+    os.replace(temporary, target)
+    sync(target.parent)
+
+
+def _chunks(rows: Rows) -> Iterator[list[dict[str, Any]]]:
+    rows = iter(rows)
+    while chunk := list(islice(rows, CHUNK)):
+        yield chunk
+
+
+def _common(known: pa.DataType, values: list[Any]) -> pa.DataType:
+    """Return the type that holds the values and those of type `known`. Raises ArrowException or
+    OverflowError if there is none, or Parquet has none: that of an object without keys."""
+    found = [pa.schema([("", each)]) for each in (known, pa.array(values).type)]
+    common = pa.unify_schemas(found, promote_options="permissive")
+    pq.write_table(common.empty_table(), pa.BufferOutputStream())
+    return common.field(0).type

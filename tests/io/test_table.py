@@ -1,0 +1,158 @@
+"""Records of several columns and conversations as JSON texts, and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpray.io.formats import Where
+from dpray.io.table import (
+    cells_of,
+    check_properties,
+    json_columns_of,
+    object_text,
+    turns_of,
+    turns_schema,
+    turns_text,
+)
+from dpray.types import InputError
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string"},
+        "year": {"type": "integer"},
+        "seen": {"type": ["boolean", "null"]},
+        "genres": {"type": "array", "items": {"type": "string"}},
+        "stars": {"enum": [1, 2, 3]},
+        "size": {"enum": ["small", 3]},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+}
+COLUMNS = [*SCHEMA["properties"]]
+TYPED, CSV = Where("a.jsonl", 3), Where("a.csv", 3, typed=False)
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(st.fixed_dictionaries({"a": values, "b": values}))
+def test_a_row_comes_back(row: dict[str, Any]) -> None:
+    if text := object_text(row, ["b", "a"], [], TYPED):
+        assert cells_of(text, ["b", "a"]) == row and [*json.loads(text)] == ["b", "a"]
+    else:
+        assert all(value is None or not value.strip() for value in row.values())
+
+
+def test_cells_of_csv_have_the_types_of_the_schema() -> None:
+    json_columns = json_columns_of(SCHEMA)
+    assert json_columns == ["year", "seen", "genres", "stars"]
+    row = dict(zip(COLUMNS, ["007", "1994", "", '["Drama"]', "3", "3", ""], strict=True))
+    text = object_text(row, COLUMNS, json_columns, CSV)
+    assert [*json.loads(text).values()] == ["007", 1994, None, ["Drama"], 3, "3", ""]
+    # The cells of other files have types.
+    assert json.loads(object_text(row, COLUMNS, json_columns, TYPED))["year"] == "1994"
+
+
+@pytest.mark.parametrize("cell", ["about 1994", "NaN", "01", '{"a":' * 100_000])
+def test_a_cell_that_is_no_json_is_an_error_that_does_not_show_it(cell: str) -> None:
+    with pytest.raises(InputError) as error:
+        object_text({"year": cell}, ["year"], ["year"], CSV)
+    assert str(error.value) == "a.csv, row 3: column 'year' is not JSON"
+
+
+def test_a_row_is_empty_if_all_its_columns_are() -> None:
+    assert object_text({"a": " ", "b": None}, ["a", "b"], ["b"], CSV) == ""
+    assert object_text({"a": " ", "b": "0"}, ["a", "b"], ["b"], CSV) == '{"a": " ", "b": 0}'
+
+
+@pytest.mark.parametrize(
+    ("schema", "found"),
+    [
+        (SCHEMA | {"type": "array"}, "title"),
+        ({"type": "object"}, "none"),
+        ({"type": "object", "properties": {"b": {}, "a": {}}}, "b, a"),
+    ],
+)
+def test_a_schema_has_the_columns_in_their_order(schema: dict[str, Any], found: str) -> None:
+    with pytest.raises(ValueError, match=rf"^method\.schema: .*properties a, b.* it has {found}"):
+        check_properties(schema, ["a", "b"])
+    check_properties({"type": "object", "properties": {"a": {}, "b": {}}}, ["a", "b"])
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[1]", '{"c": 1}', '{"a": NaN}', "{" * 10**5])
+def test_a_text_of_another_form_is_no_row(text: str) -> None:
+    assert cells_of(text, ["a", "b"]) is None
+
+
+def test_a_column_that_a_schema_leaves_out_is_null() -> None:
+    assert cells_of('{"a": 1, "c": 2}', ["a", "b"]) == {"a": 1, "b": None}
+
+
+ROLES = ("user", "assistant")
+
+
+def turns(value: Any, where: Where = TYPED) -> str:
+    return turns_text({"messages": value}, "messages", ROLES, where)
+
+
+def test_a_conversation_comes_back_without_other_keys() -> None:
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, Ümit"}]
+    text = turns([message | {"id": 1} for message in said])
+    assert turns_of(text) == said and "Ümit" in text
+    assert turns(json.dumps(said), CSV) == text
+    calls = [*said, {"role": "assistant", "content": None, "tool_calls": []}]
+    assert turns_of(turns(calls)) == [*said, {"role": "assistant", "content": ""}]
+
+
+@pytest.mark.parametrize("value", [None, [], "", " ", [{"role": "user", "content": " "}]])
+def test_a_conversation_in_which_nothing_is_said_is_empty(value: Any) -> None:
+    assert turns(value) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({"role": "user", "content": "Anna"}, "column 'messages' is no list of messages"),
+        (3, "column 'messages' is no list of messages"),
+        ("Anna", "column 'messages' is not JSON"),
+        (["Anna"], "a message in column 'messages' has no role, or no text as content"),
+        (
+            [{"content": "Anna"}],
+            "a message in column 'messages' has no role, or no text as content",
+        ),
+        (
+            [{"role": "user", "content": ["Anna"]}],
+            "a message in column 'messages' has no role, or no text as content",
+        ),
+        (
+            [{"role": "Anna", "content": "x"}],
+            "a role in column 'messages' is not one of data.roles",
+        ),
+    ],
+)
+def test_no_conversation_is_an_error_that_does_not_show_it(value: Any, why: str) -> None:
+    with pytest.raises(InputError) as error:
+        turns(value)
+    assert str(error.value) == f"a.jsonl, row 3: {why}"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "3", '["a"]', '[{"role": "user"}, 3]'])
+def test_a_text_of_another_form_is_no_conversation(text: str) -> None:
+    assert turns_of(text) is None
+
+
+def test_the_schema_of_conversations_takes_what_is_read() -> None:
+    import jsonschema
+
+    text = turns([{"role": "user", "content": "Hi"}])
+    jsonschema.validate(json.loads(text), turns_schema(ROLES))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate([{"role": "system", "content": "Hi"}], turns_schema(ROLES))

@@ -1,0 +1,71 @@
+"""The table of a release, as JSON lines and as Parquet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dpray.config.data import DataConfig
+from dpray.runs import table
+from dpray.runs.table import write_table
+
+
+def release(folder: Path, texts: list[str], label: Any = None) -> Path:
+    file = folder / "synthetic.jsonl"
+    rows = [{"text": text, "label": label, "tokens": 3} for text in texts]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def tables(folder: Path) -> tuple[list[dict[str, Any]], pa.Table]:
+    lines = (folder / "table.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines], pq.read_table(folder / "table.parquet")
+
+
+def test_both_files_have_the_columns_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of two rows whose types differ."""
+    monkeypatch.setattr(table, "CHUNK", 2)
+    data = DataConfig(
+        path="x", text=("title", "film.year", "cast"), public_size=9, label="genre", labels=(7,)
+    )
+    years: list[Any] = [None, None, 1994, 2001, 1.5]
+    texts = [json.dumps({"title": "Ü", "film.year": year, "cast": ["A"]}) for year in years]
+    counts = write_table(release(tmp_path, [texts[0], "no JSON", *texts[1:]], 7), data)
+    assert counts == {"rows": 5, "left_out": 1}
+    rows, columns = tables(tmp_path)
+    assert rows[2] == {"genre": 7, "title": "Ü", "film.year": 1994, "cast": ["A"]}
+    assert columns.column_names == ["genre", "title", "film.year", "cast"]
+    assert columns.schema.types == [pa.int64(), pa.string(), pa.float64(), pa.list_(pa.string())]
+    assert columns["film.year"].to_pylist() == years
+
+
+@pytest.mark.parametrize("values", [[1, "x"], [{}, {}], [[1], {"a": 1}], [True, 1], [2**70, 1]])
+def test_a_column_without_one_type_is_json_in_parquet(tmp_path: Path, values: list[Any]) -> None:
+    data = DataConfig(path="x", text=("a", "b"), public_size=9)
+    texts = [json.dumps({"a": value, "b": "text"}) for value in values]
+    assert write_table(release(tmp_path, texts), data) == {"rows": 2, "left_out": 0}
+    rows, columns = tables(tmp_path)
+    assert [row["a"] for row in rows] == values
+    assert [json.loads(text) for text in columns["a"].to_pylist()] == values
+
+
+def test_conversations_are_lists_of_messages(tmp_path: Path) -> None:
+    data = DataConfig(path="x", turns="messages", public_size=9)
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    assert write_table(release(tmp_path, [json.dumps(said)]), data)["rows"] == 1
+    rows, columns = tables(tmp_path)
+    assert rows == columns.to_pylist() == [{"messages": said}]
+
+
+def test_a_table_may_have_no_row(tmp_path: Path) -> None:
+    data = DataConfig(path="x", text=("a", "b"), public_size=9)
+    assert write_table(release(tmp_path, ["words"]), data) == {"rows": 0, "left_out": 1}
+    rows, columns = tables(tmp_path)
+    assert rows == [] and columns.num_rows == 0
