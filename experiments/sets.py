@@ -100,6 +100,7 @@ SETS = {
             "private_prediction_schema": [
                 "method.max_tokens=80",
                 "method.longest_copy=12",
+                f"data.text={json.dumps([*FILM_SCHEMA['properties']])}",
                 f"method.schema={json.dumps(FILM_SCHEMA)}",
             ],
             "aug_pe": ["method.max_tokens=80"],
@@ -119,10 +120,11 @@ def part(data: str, name: str) -> Path:
 
 def film_records(path: Path, name: str) -> Path:
     """Write the films of a file as JSON records without their extracts, which would take most of
-    the tokens; return the file."""
+    the tokens, and as columns; return the file."""
     made = RUNS / "smollm2" / "films" / f"{name}.jsonl"
     made.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps({"text": film_record(row), "label": None}) + "\n" for row in rows(path))
+    texts = (film_record(row) for row in rows(path))
+    lines = (json.dumps({"text": text, "label": None} | json.loads(text)) + "\n" for text in texts)
     made.write_text("".join(lines))
     return made
 
