@@ -100,7 +100,7 @@ SETS = {
             "private_prediction_schema": [
                 "method.max_tokens=80",
                 "method.longest_copy=12",
-                f"data.text={json.dumps([*FILM_SCHEMA['properties']])}",
+                f"data.text={json.dumps(FILM_SCHEMA['required'])}",
                 f"method.schema={json.dumps(FILM_SCHEMA)}",
             ],
             "aug_pe": ["method.max_tokens=80"],
