@@ -12,7 +12,7 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.schema import Form, Schema, read_schema
 from dpray.engines.text import TextCodec
-from dpray.engines.token_mask import TokenMask, Vocabulary
+from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask
 from dpray.types import InputError
 
 
@@ -64,4 +64,4 @@ def open_mask(
 ) -> TokenMask:
     """Return the mask of a text that begins: the fields of a `Form`, the most tokens of the text,
     and the length of the model's logits."""
-    return TokenMask(Schema(**schema), vocabulary(model, size), max_tokens, before)
+    return first_mask(Schema(**schema), vocabulary(model, size), max_tokens, before)

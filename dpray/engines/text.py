@@ -20,7 +20,7 @@ from dpray.engines.base import (
     Samplings,
 )
 from dpray.engines.schema import Schema
-from dpray.engines.token_mask import TokenMask, Vocabulary, fitted
+from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask, fitted
 from dpray.types import InputError, valid_unicode
 
 # How far back in a prompt a tokenizer's decoder may look to decide on a leading space.
@@ -159,7 +159,7 @@ class TextCodec:
 
     def mask(self, schema: Schema, max_tokens: int) -> TokenMask:
         """Return the mask of a text that begins."""
-        return TokenMask(schema, self._vocabulary, max_tokens)
+        return first_mask(schema, self._vocabulary, max_tokens)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from copy import copy
+from functools import lru_cache
 from string import ascii_letters, digits
 from typing import TYPE_CHECKING
 
@@ -99,6 +101,12 @@ class TokenMask:
                 f"method.max_tokens: no text of method.schema was found within {max_tokens} tokens"
             )
         self.ending = ending
+
+    def copy(self) -> TokenMask:
+        """Return a mask in the same state, which goes on by itself."""
+        copied = copy(self)
+        copied._matcher = self._matcher.deep_copy()
+        return copied
 
     @property
     def allowed(self) -> np.ndarray:
@@ -196,6 +204,19 @@ class TokenMask:
         tokenizer = self._vocabulary.tokenizer
         tokens = tokenizer.tokenize_bytes(tokenizer.decode_bytes(path))
         return tokens if self._matcher.validate_tokens(tokens) == len(tokens) else path
+
+
+@lru_cache(maxsize=16)
+def _first_mask(schema: Schema, vocabulary: Vocabulary, max_tokens: int, before: str) -> TokenMask:
+    return TokenMask(schema, vocabulary, max_tokens, before)
+
+
+def first_mask(
+    schema: Schema, vocabulary: Vocabulary, max_tokens: int, before: str = ""
+) -> TokenMask:
+    """Return the mask of a text that begins, as `TokenMask` makes it: a schema is compiled once for
+    all texts of a run."""
+    return _first_mask(schema, vocabulary, max_tokens, before).copy()
 
 
 def fitted(mask: TokenMask, tokens: Iterable[int]) -> list[int]:

@@ -14,7 +14,7 @@ import pytest
 import dpray
 from dpray.engines.forms import forced_tokens, vocabulary
 from dpray.engines.schema import Form, Schema, read_schema
-from dpray.engines.token_mask import TokenMask, Vocabulary
+from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask
 from dpray.types import InputError
 from tests.engines.schemas import FILM, VISIT
 
@@ -83,6 +83,17 @@ def test_a_beginning_of_the_prompt_is_part_of_the_text(demo: Vocabulary) -> None
     jsonschema.validate(json.loads("{" + text), FILM)
     with pytest.raises(InputError, match="no text of method"):
         TokenMask(read_schema(FILM), demo, 200, before="[")
+
+
+def test_a_schema_is_compiled_once_and_its_masks_go_on_by_themselves(demo: Vocabulary) -> None:
+    one, other = (first_mask(read_schema(FILM), demo, 200, "{") for _ in range(2))
+    fresh = TokenMask(read_schema(FILM), demo, 200, "{")
+    for token in list(one.ending):
+        assert (one.allowed == fresh.allowed).all() and one.ending == fresh.ending
+        assert one.take(token) == fresh.take(token) == token
+    assert not one.ending
+    untouched = TokenMask(read_schema(FILM), demo, 200, "{")
+    assert (other.allowed == untouched.allowed).all() and other.ending == untouched.ending
 
 
 def test_json_is_written_as_python_writes_it(demo: Vocabulary) -> None:
