@@ -33,17 +33,20 @@ VARIANTS = (
 )
 """Methods that are run once, at epsilon 4, and with a schema at 1 too."""
 
+A_NAME = {"type": "string", "minLength": 1}
+
 FILM_SCHEMA = {
     "type": "object",
     "properties": {
-        "title": {"type": "string"},
-        "year": {"type": "integer"},
-        "genres": {"type": "array", "items": {"type": "string"}},
-        "cast": {"type": "array", "items": {"type": "string"}},
+        "title": A_NAME,
+        "year": {"type": "integer", "minimum": 1900, "maximum": 2023},
+        "genres": {"type": "array", "items": A_NAME, "minItems": 1, "maxItems": 5},
+        "cast": {"type": "array", "items": A_NAME, "maxItems": MOST_NAMES},
     },
     "required": ["title", "year", "genres", "cast"],
     "additionalProperties": False,
 }
+"""Its bounds are those of the public records, with few exceptions."""
 
 
 class DataSet(NamedTuple):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 POSITIONS = 3
+FIRST_ROW = 80
+"""The words of the first row: more than a block of a prefix cache."""
 LONGER = "+1"
 """The end of the name of a group whose prompts have one token more."""
 TOKENS = 1024
@@ -61,8 +63,9 @@ def row_variation(engine: Engine, rows: int) -> float:
     """Measure the largest change of a row's logits, in nats; 0.0 if no bit changed.
 
     The row is computed alone, then beside up to `rows - 1` rows of other lengths (fewer if the
-    engine holds fewer), then with its last token in its prompt, as in a batch in parts. Raises
-    EngineError if a logit is not a number.
+    engine holds fewer), then with its last token in its prompt, as in a batch in parts. An engine
+    that has a prefix cache takes all but the first row from it. Raises EngineError if a logit is
+    not a number.
     """
     found: dict[str, list[list[float]]] = {}
     for group in _groups(engine, rows):
@@ -108,7 +111,8 @@ def _groups(engine: Engine, rows: int) -> Iterator[LockstepGroup]:
     """Yield the same first row alone and in groups of growing size, and again with the token that
     these continue with."""
     words = min(32, (engine.context_length - POSITIONS) // 8)
-    lengths = [words // 2, *(1 + 7 * row % words for row in range(1, rows))]
+    first = min(FIRST_ROW, 3 * words)
+    lengths = [first, *(1 + 7 * row % words for row in range(1, rows))]
     prompts = tuple(engine.encode(Prompt(" ".join(["a"] * length))) for length in lengths)
     longest = max(map(len, prompts)) + 1
     rows = max(1, min(rows, engine.rows_at_once(longest + POSITIONS) - 1))

@@ -77,8 +77,8 @@ def test_a_prompt_with_the_last_token_in_it_is_compared_too() -> None:
             for group in groups:
                 selector = group.selector.build()
                 for position in range(group.max_tokens):
-                    # 4 tokens of the prompt, and one that was drawn.
-                    is_prefilled = position == 0 and len(group.private_prompts[0]) == 5
+                    # 22 tokens of the prompt, and one that was drawn.
+                    is_prefilled = position == 0 and len(group.private_prompts[0]) == 23
                     logits = torch.full((1, 5000), 0.5 * is_prefilled)
                     select_token(selector, logits, logits[0])
                 yield LockstepResult(group.group_id, "", (), "length", selector.state())

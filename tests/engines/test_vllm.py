@@ -11,6 +11,7 @@ import pytest
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
+from dpray.engines.row_variation import row_variation
 from dpray.engines.vllm import LockstepRun, VllmEngine
 from dpray.engines.vllm_lockstep import LockstepProcessor
 from dpray.engines.vllm_model import take_invariant_kernels
@@ -149,6 +150,24 @@ def test_a_row_prefilled_in_part_is_seen(
     with pytest.raises(EngineError, match="not whole at token 0"):
         decode(vllm_engine, group)
     assert seen[0] and draws == []
+
+
+def test_what_comes_from_the_prefix_cache_is_tested_and_moves_no_bit(
+    vllm_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in the cache depends on other records than the row's own."""
+    manager = scheduler(vllm_engine).kv_cache_manager
+    look_up, cached = manager.get_computed_blocks, []
+
+    def spied(request: Any) -> Any:
+        found = look_up(request)
+        cached.append(found[1])
+        return found
+
+    monkeypatch.setattr(manager, "get_computed_blocks", spied)
+    vllm_engine.llm.reset_prefix_cache()
+    assert row_variation(vllm_engine, 8) == 0.0
+    assert cached[0] == 0 and max(cached) >= max(vllm_engine.block_sizes)
 
 
 def test_a_large_group_warms_the_prefix_cache_first(
