@@ -18,9 +18,14 @@ import pyarrow.parquet as pq
 
 from dpray.config.config import DataConfig
 from dpray.io.files import sync, write_durably
+from dpray.types import valid_unicode
 
 CHUNK = 10_000
 """Rows in memory at a time."""
+
+NO_TYPE = (pa.ArrowException, OverflowError, OSError)
+"""Arrow raises one of these for values without a common type, and for a type that is nested more
+deeply than Parquet is read."""
 
 Rows = Iterable[dict[str, Any]]
 
@@ -37,7 +42,8 @@ def write_table(synthetic: Path, data: DataConfig) -> dict[str, int]:
             counts["left_out" if cells is None else "rows"] += 1
             if cells is not None:
                 label = {} if data.label is None else {data.label: record["label"]}
-                yield json.dumps(label | cells, ensure_ascii=False) + "\n"
+                # Escapes in a text may be lone surrogates, which no file holds.
+                yield valid_unicode(json.dumps(label | cells, ensure_ascii=False)) + "\n"
 
     write_durably(table, lines())
     _write_parquet(table, synthetic.with_name("table.parquet"))
@@ -58,7 +64,15 @@ def _write_parquet(table: Path, target: Path) -> None:
         for name in chunk[0].keys() - as_json:
             try:
                 types[name] = _common(types.get(name, pa.null()), [row[name] for row in chunk])
-            except (pa.ArrowException, OverflowError):
+            except NO_TYPE:
+                types[name] = pa.string()
+                as_json.add(name)
+    # A later chunk's type may not hold an earlier one's values: fractions, and large integers.
+    for chunk in _chunks(_rows(table)):
+        for name in chunk[0].keys() - as_json:
+            try:
+                pa.array([row[name] for row in chunk], types[name])
+            except NO_TYPE:
                 types[name] = pa.string()
                 as_json.add(name)
     # In the rows' own order of columns.
@@ -82,9 +96,11 @@ def _chunks(rows: Rows) -> Iterator[list[dict[str, Any]]]:
 
 
 def _common(known: pa.DataType, values: list[Any]) -> pa.DataType:
-    """Return the type that holds the values and those of type `known`. Raises ArrowException or
-    OverflowError if there is none, or Parquet has none: that of an object without keys."""
+    """Return the type that holds the values and may hold those of type `known`. Raises one of
+    NO_TYPE if there is none, or if Parquet has none: that of an object without keys."""
     found = [pa.schema([("", each)]) for each in (known, pa.array(values).type)]
     common = pa.unify_schemas(found, promote_options="permissive")
-    pq.write_table(common.empty_table(), pa.BufferOutputStream())
+    file = pa.BufferOutputStream()
+    pq.write_table(common.empty_table(), file)
+    pq.read_schema(pa.BufferReader(file.getvalue()))
     return common.field(0).type

@@ -69,3 +69,31 @@ def test_a_table_may_have_no_row(tmp_path: Path) -> None:
     assert write_table(release(tmp_path, ["words"]), data) == {"rows": 0, "left_out": 1}
     rows, columns = tables(tmp_path)
     assert rows == [] and columns.num_rows == 0
+
+
+def test_types_of_later_chunks_may_not_hold_earlier_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "CHUNK", 1)
+    data = DataConfig(path="x", text=("a", "b"), public_size=9)
+    values = [2**60 + 1, 0.5]
+    texts = [json.dumps({"a": value, "b": 1}) for value in values]
+    assert write_table(release(tmp_path, texts), data)["rows"] == 2
+    assert [json.loads(text) for text in tables(tmp_path)[1]["a"].to_pylist()] == values
+
+
+def test_deep_nesting_is_json_in_parquet(tmp_path: Path) -> None:
+    """Parquet writes more levels than it reads."""
+    data = DataConfig(path="x", text=("a", "b"), public_size=9)
+    deep = "[" * 200 + "]" * 200
+    assert write_table(release(tmp_path, [f'{{"a": {deep}}}']), data)["rows"] == 1
+    assert tables(tmp_path)[1]["a"].to_pylist() == [deep]
+
+
+def test_half_a_surrogate_pair_is_a_question_mark(tmp_path: Path) -> None:
+    """A text without a schema may escape one, and the run is charged already."""
+    data = DataConfig(path="x", text=("a", "b"), public_size=9)
+    text = '{"a": "so \\ud83d", "b": {"\\ud83d": 1}}'
+    assert write_table(release(tmp_path, [text]), data)["rows"] == 1
+    rows, columns = tables(tmp_path)
+    assert rows == columns.to_pylist() == [{"a": "so ?", "b": {"?": 1}}]
