@@ -76,7 +76,7 @@ def read_schema(value: dict[str, Any]) -> Schema:
         if len(schema.text) > LONGEST_SCHEMA:
             raise ValueError(f"more than {LONGEST_SCHEMA:,} characters")
         _check(schema)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:  # YAML has dates, JSON has none
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"method.schema: {reason or type(error).__name__}") from None
     return schema

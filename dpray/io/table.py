@@ -96,7 +96,7 @@ def turns_schema(roles: Sequence[str]) -> dict[str, Any]:
 def json_columns_of(schema: Mapping[str, Any]) -> list[str]:
     """Return the columns that a JSON Schema does not let be texts: those of numbers, true or false,
     lists and objects."""
-    return [name for name, of in _properties(schema).items() if not _may_be_text(of)]
+    return [name for name, of in _properties(schema).items() if not _may_be_text(of, schema)]
 
 
 def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,16 +104,31 @@ def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _may_be_text(of: Any) -> bool:
-    """Return whether a property's schema may allow a text: its types say so, or its values."""
-    if not isinstance(of, Mapping):
+def _may_be_text(of: Any, schema: Mapping[str, Any], steps: int = 6) -> bool:
+    """Return whether a property's schema may allow a text: its types say so, or its values, or any
+    of its alternatives. What takes more `steps` of references to find may be a text."""
+    if not isinstance(of, Mapping) or steps == 0:
         return True
     if "type" in of:
         return "string" in (of["type"] if isinstance(of["type"], list) else [of["type"]])
     values = of.get("enum", [of["const"]] if "const" in of else None)
     if isinstance(values, list):
         return any(isinstance(value, str) for value in values)
+    if "$ref" in of:
+        return _may_be_text(_referred(of["$ref"], schema), schema, steps - 1)
+    for key, combine in (("anyOf", any), ("oneOf", any), ("allOf", all)):
+        if isinstance(of.get(key), list):
+            return combine(_may_be_text(each, schema, steps - 1) for each in of[key])
     return True
+
+
+def _referred(pointer: Any, schema: Mapping[str, Any]) -> Any:
+    """Return what `#/$defs/name` stands for, None for any other pointer."""
+    parts = str(pointer).split("/")
+    found: Any = schema if parts[0] == "#" else None
+    for part in parts[1:]:
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 def check_properties(schema: Mapping[str, Any], columns: Sequence[str]) -> None:
@@ -123,7 +138,7 @@ def check_properties(schema: Mapping[str, Any], columns: Sequence[str]) -> None:
     if schema.get("type") != "object" or found != [*columns]:
         raise ValueError(
             f"method.schema: has to be of an object with the properties {', '.join(columns)}, as "
-            f"in data.text and in its order; it has {', '.join(found) or 'none'}"
+            f"in data.text and in its order; it has {', '.join(map(str, found)) or 'none'}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,7 @@ HOSTILE: dict[str, Any] = {
     "an unknown keyword": {"type": "array", "uniqueItems": True},
     "an unknown format": {"type": "string", "format": "zzz"},
     "an unknown type": {"type": "zzz"},
+    "a date, which YAML has": {"const": date(2020, 1, 1)},
     "no choices": {"choices": []},
     "choices that are numbers": {"choices": [1, 2]},
     "an empty regex": {"regex": ""},

@@ -61,6 +61,29 @@ def test_cells_of_csv_have_the_types_of_the_schema() -> None:
     assert json.loads(object_text(row, COLUMNS, json_columns, TYPED))["year"] == "1994"
 
 
+@pytest.mark.parametrize(
+    ("of", "may_be_text"),
+    [
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, False),  # pydantic's `int | None`
+        ({"oneOf": [{"enum": [1]}, {"type": "string"}]}, True),
+        ({"allOf": [{"$ref": "#/$defs/year"}]}, False),
+        ({"anyOf": [{"$ref": "#/$defs/name"}, {"type": "null"}]}, True),
+        ({"$ref": "#/$defs/year"}, False),
+        ({"$ref": "#/$defs/loop"}, True),
+        ({"$ref": "#/nowhere"}, True),
+        (True, True),
+    ],
+)
+def test_alternatives_and_references_say_whether_a_cell_is_json(of: Any, may_be_text: bool) -> None:
+    defs = {
+        "year": {"type": "integer"},
+        "name": {"type": "string"},
+        "loop": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/loop"}]},
+    }
+    schema = {"type": "object", "properties": {"a": of}, "$defs": defs}
+    assert json_columns_of(schema) == ([] if may_be_text else ["a"])
+
+
 @pytest.mark.parametrize("cell", ["about 1994", "NaN", "01", '{"a":' * 100_000])
 def test_a_cell_that_is_no_json_is_an_error_that_does_not_show_it(cell: str) -> None:
     with pytest.raises(InputError) as error:
@@ -78,6 +101,7 @@ def test_a_row_is_empty_if_all_its_columns_are() -> None:
     [
         (SCHEMA | {"type": "array"}, "title"),
         ({"type": "object"}, "none"),
+        ({"type": "object", "properties": {1: {}}}, "1"),  # a key of YAML that is no text
         ({"type": "object", "properties": {"b": {}, "a": {}}}, "b, a"),
     ],
 )
