@@ -8,6 +8,7 @@ values hardly repeat is free text, which the measures of texts compare.
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -115,7 +116,9 @@ def _coded(values: Sequence[Sequence[Any]]) -> list[Codes] | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Return whether a value is a number that is a finite float, too."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max
 
 
 def _category(value: Any, edges: npt.NDArray[np.float64] | None) -> str:

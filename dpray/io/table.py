@@ -7,6 +7,7 @@ messages, `{"role": ..., "content": ...}` each.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -163,6 +164,14 @@ def turns_of(text: str) -> list[dict[str, str]] | None:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
+
+
+def _finite(number: str) -> float:
+    """Return a number. Raises ValueError for one such as 1e999: JSON has no word for infinity, so
+    no table could hold it."""
+    if not math.isfinite(found := float(number)):
+        raise ValueError("too large")
+    return found

@@ -88,3 +88,9 @@ def test_the_table_for_people_has_each_column_and_the_farthest_pair() -> None:
     assert [row[0] for row in table.rows] == [
         "year", "genre", "mean of 1 pairs", "farthest pair: year and genre",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("large", [10**400, float("1e999")])
+def test_a_number_that_is_no_finite_float_is_a_value(large: float) -> None:
+    some = texts(a=[*range(30), large])
+    assert [*distances(some, some, some)["one_way"]] == ["a"]
