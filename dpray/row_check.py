@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 
 from dpray.config.config import Config
+from dpray.config.sections import MethodSettings, TextSettings
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
 from dpray.io.columns import column_of, label_name
 from dpray.io.files import make_private, write_durably
 from dpray.io.formats import Where, base_name
 from dpray.io.records import scan_piece
+from dpray.io.schema_file import is_grammar
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit
 from dpray.types import InputError, OnProgress, Progress, no_progress
@@ -103,6 +105,8 @@ class Tally:
         self.characters: Counter[int] = Counter()
         self.tokens: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.texts = self.data.text_columns
+        self.fits = fitting(plan.config.method.each[-1]) if self.data.is_table else None
+        self.misfits = 0
 
     def add(self, where: Where, row: Mapping[str, Any] | InputError) -> None:
         self.rows += 1
@@ -123,6 +127,7 @@ class Tally:
             self.skipped += 1
             return
         self.labels[record["label"]] += 1
+        self.misfits += self.fits is not None and not self.fits(record["text"])
         self.characters[len(record["text"])] += 1
         if self.codec is not None:
             for limit in plan.reads.token_limits:
@@ -161,6 +166,7 @@ class Tally:
             "rows": self.rows,
             "records": self.characters.total(),
             "skipped": self.skipped,
+            "misfits": None if self.fits is None else self.misfits,
             "errors": [
                 {"reason": reason, "count": count, "first": self.places[reason]}
                 for reason, count in self.reasons.items()
@@ -204,6 +210,21 @@ class Tally:
                 value = math.ceil(_length(lengths, 1 - MOST_CUT) / ROUND) * ROUND
                 found[limit.key] = value, f"{too_long / total:.0%} are cut at {limit.most}"
         return [{"key": key, "value": value, "why": why} for key, (value, why) in found.items()]
+
+
+def fitting(method: MethodSettings) -> Callable[[str], bool] | None:
+    """Return the function that tells whether a text fits `method.schema`, None where it is no JSON
+    Schema."""
+    schema = method.schema if isinstance(method, TextSettings) else None
+    if schema is None or is_grammar(schema):
+        return None
+    # Imported late: most runs have no schema.
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    # An empty registry: nothing is fetched for a `$ref`.
+    validator = validator_for(schema)(schema, registry=Registry())
+    return lambda text: validator.is_valid(json.loads(text))
 
 
 def _type(row: Mapping[str, Any], name: str, where: Where) -> str:

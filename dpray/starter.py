@@ -56,11 +56,16 @@ def starter_values(
     usual_column = usual_text(header.columns)
     values = dict(given)
     for key, question in QUESTIONS.items():
+        if key == "text" and values["turns"] is not None:
+            continue
         if ask is not None and values[key] is None:
             wording = question.format(columns=listed_names(header.columns))
             answer = ask(wording, usual_column if key == "text" else usual.get(key))
             values[key] = _number(answer) if key in ("public_size", "epsilon") else answer
-    values["text"] = values["text"] or usual_column
+    if values["turns"] is None:
+        values["text"] = _columns_of(values["text"] or usual_column, header)
+    elif values["text"] is not None:
+        raise InputError("--turns: stands in place of --text; give one of the two")
     _check_columns(header, values)
     words = values["labels"]
     labels: list[Label] = []
@@ -154,14 +159,24 @@ def _read_label(word: str) -> Label:
 
 def _check_columns(header: Header, values: Mapping[str, Any]) -> None:
     known = {*header.columns, *(name.partition(".")[0] for name in header.columns)}
-    for option in ("text", "label", "unit"):
-        if values[option] and values[option] not in known:
-            there = listed_names(header.columns)
-            raise InputError(f"--{option}: no column '{values[option]}'; there are: {there}")
+    for option in ("text", "turns", "label", "unit"):
+        value = values[option]
+        for name in value if isinstance(value, list) else [value]:
+            if name and name not in known:
+                there = listed_names(header.columns)
+                raise InputError(f"--{option}: no column '{name}'; there are: {there}")
+
+
+def _columns_of(text: str | None, header: Header) -> str | list[str] | None:
+    """Return the column, or the columns that are given with commas between."""
+    if text is None or text in header.columns or "," not in text:
+        return text
+    return [name.strip() for name in text.split(",")]
 
 
 def _check_complete(values: Mapping[str, Any], header: Header) -> None:
-    wanted = ["text", "public_size", "epsilon"]
+    wanted = ["text"] if values["turns"] is None else []
+    wanted += ["public_size", "epsilon"]
     wanted += ["vocabulary"] if values["method"] == "dp_kps" else []
     wanted += ["labels"] if values["label"] else []
     if missing := [name for name in wanted if values[name] is None]:

@@ -26,8 +26,8 @@ COMMANDS = {
     "dpray evaluate": "--delimiter --embedder --encoding --floor --json "
     "--label --out --real --schema --seeds --synthetic --text --train --turns",
     "dpray init": "--dataset --delimiter --delta --encoding --epsilon --force --json --label "
-    "--labels --look --method --model --out --output --public-size --text --unit --vocabulary -o "
-    "file",
+    "--labels --look --method --model --out --output --public-size --text --turns --unit "
+    "--vocabulary -o file",
     "dpray ledger": "",
     "dpray ledger create": "--composition --dataset --delta --epsilon --json --ledger --order "
     "--unit",

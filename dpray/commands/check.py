@@ -46,6 +46,9 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
         "this count",
         soft_wrap=True,
     )
+    if found["misfits"]:
+        words = "records do not fit method.schema; a run shows them to the model as they are"
+        console.note("schema", "yellow", f"{found['misfits']:,} {words}")
     for error in found["errors"]:
         more = error["count"] - len(error["first"])
         places = "; ".join(error["first"]) + (f" and {more:,} more" if more else "")

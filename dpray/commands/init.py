@@ -27,7 +27,10 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="The configuration; by default NAME.yaml beside FILE."),
 ]
-Text = Annotated[str | None, typer.Option(help="The column of the text.")]
+Text = Annotated[
+    str | None, typer.Option(help="The column of the text; A,B,C: those of a table's record.")
+]
+Turns = Annotated[str | None, typer.Option(help="The column of conversations, in place of --text.")]
 Label = Annotated[str | None, typer.Option(help="The column of the label.")]
 Labels = Annotated[str | None, typer.Option(help="The public label set: A,B,C.", metavar="A,B,...")]
 Unit = Annotated[str | None, typer.Option(help="The column of the privacy unit.")]
@@ -61,6 +64,7 @@ def init(
     file: DataFile,
     output: Output = None,
     text: Text = None,
+    turns: Turns = None,
     label: Label = None,
     labels: Labels = None,
     unit: Unit = None,
@@ -81,9 +85,9 @@ def init(
     """Write a commented configuration. Reads the header of the file, and no row without --look. On
     a terminal, asks for values that no option gives."""
     given = {
-        "text": text, "label": label, "labels": labels, "unit": unit, "public_size": public_size,
-        "epsilon": epsilon, "delta": delta, "method": method, "vocabulary": vocabulary,
-        "dataset": dataset, "model": model, "out": out,
+        "text": text, "turns": turns, "label": label, "labels": labels, "unit": unit,
+        "public_size": public_size, "epsilon": epsilon, "delta": delta, "method": method,
+        "vocabulary": vocabulary, "dataset": dataset, "model": model, "out": out,
     }  # fmt: skip
     target = output or default_config_path(file)
     if target.exists() and not force:

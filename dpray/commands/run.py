@@ -50,7 +50,12 @@ def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
         )
         if report["ledger"].get("made_by_this_run"):  # missing in reports of older versions
             console.print("A new ledger was made: it knows of no other release of this data")
-    for name in ("synthetic.jsonl", "privacy_report.html"):
+    files = ["synthetic.jsonl", "privacy_report.html"]
+    if table := report.get("table"):
+        left_out = f"; {table['left_out']} texts are no rows of it" if table["left_out"] else ""
+        console.print(f"The table has {table['rows']} rows{left_out}")
+        files[1:1] = ["table.jsonl", "table.parquet"]
+    for name in files:
         console.print(f"  {folder / name}", highlight=False, soft_wrap=True)
 
 

@@ -155,6 +155,11 @@ class DataConfig(Section):
     def _texts_are_made_one_way(self) -> DataConfig:
         if self.turns is not None and self.text != "text":
             raise ValueError("turns: stands in place of data.text; give one of the two")
+        if self.is_table and self.label in self.text_columns:
+            raise ValueError(
+                "label: is a column of data.text, too: a record would have it twice; leave it out "
+                "there"
+            )
         json_columns = {*(self.json_columns or ())}
         if json_columns and (isinstance(self.text, str) or not json_columns <= {*self.text}):
             raise ValueError("json_columns: have to be some of several columns of data.text")

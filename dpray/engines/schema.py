@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpray.io.schema_file import GRAMMARS, LONGEST_SCHEMA
+from dpray.io.schema_file import LONGEST_SCHEMA, is_grammar
 from dpray.types import InputError
 
 # Imported late: most runs have no schema.
@@ -83,8 +83,8 @@ def read_schema(value: dict[str, Any]) -> Schema:
 
 
 def _read(value: dict[str, Any]) -> Schema:
-    if len(value) == 1 and (kind := next(iter(value))) in GRAMMARS:
-        return _of_kind(kind, value[kind])
+    if is_grammar(value):
+        return _of_kind(*next(iter(value.items())))
     return Schema("json", json.dumps(value))
 
 

@@ -73,7 +73,7 @@ class TokenMask:
     A text has at most `max_tokens` tokens, its end token included. `ending` always has tokens that
     make what is written so far a text of the schema, and fits what is left of them. A token
     after which no ending would fit is replaced by the first one of `ending`. So every text
-    is whole, whatever tokens are drawn.
+    is whole, whatever tokens are drawn. `was_closed` is whether `ending` had to be followed.
 
     `before` is the beginning of the text that the prompt has already. Everything here is a
     function of the schema, the vocabulary and the tokens drawn so far.
@@ -94,7 +94,7 @@ class TokenMask:
         if not self._matcher.consume_tokens(tokenizer.tokenize_str(before)):
             raise InputError("method.template: no text of method.schema begins like `output`")
         self._allowed: np.ndarray | None = None
-        self._ends = False
+        self.was_closed = False
         ending = self._shortest_ending()
         if ending is None:
             raise InputError(
@@ -119,8 +119,10 @@ class TokenMask:
         """Return the next token if there is no choice: the schema allows one token, or the text
         has to end because `must_end` says so or its tokens run out."""
         count = np.count_nonzero(self.allowed)
-        self._ends = self._ends or must_end or count == 0 or self._left <= len(self.ending)
-        if self._ends:
+        self.was_closed = (
+            self.was_closed or must_end or count == 0 or self._left <= len(self.ending)
+        )
+        if self.was_closed:
             return self.ending[0]
         return int(self.allowed.argmax()) if count == 1 else None
 
@@ -139,7 +141,7 @@ class TokenMask:
         first, rest = self.ending[0], self.ending[1:]
         self._left -= 1
         self._allowed = None
-        if not self._ends:
+        if not self.was_closed:
             following = rest if token == first else None
             if token == self._vocabulary.eos:
                 following = []
@@ -148,7 +150,7 @@ class TokenMask:
             if following is not None:
                 self.ending = following
                 return token
-        self._ends, self.ending = True, rest
+        self.was_closed, self.ending = True, rest
         return first
 
     def _ending_after(self) -> list[int] | None:

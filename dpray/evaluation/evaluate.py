@@ -171,7 +171,7 @@ def _sets(records: Sets) -> Sets:
         named = {"synthetic": records["synthetic"], **halves}
     for name, rows in named.items():
         if len(rows) < FEW:
-            raise InputError(f"{name} records: too few, it takes {FEW}")
+            raise InputError(f"{name} records: {len(rows)} are too few, it takes {FEW}")
     sets = dict(zip(SIDES, named.values(), strict=True))
     return sets | ({"floor": records["floor"]} if "floor" in records else {})
 

@@ -133,13 +133,20 @@ def _referred(pointer: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def check_properties(schema: Mapping[str, Any], columns: Sequence[str]) -> None:
-    """Raise ValueError unless the records of a JSON Schema are objects of these columns, in this
-    order: the prompts show them so."""
+    """Raise ValueError unless the records of a JSON Schema are objects with all of these columns,
+    in this order: prompts show them so."""
     found = [*_properties(schema)]
     if schema.get("type") != "object" or found != [*columns]:
         raise ValueError(
             f"method.schema: has to be of an object with the properties {', '.join(columns)}, as "
             f"in data.text and in its order; it has {', '.join(map(str, found)) or 'none'}"
+        )
+    required = schema.get("required")
+    if missing := {*columns} - {*(required if isinstance(required, list) else ())}:
+        first = next(name for name in columns if name in missing)
+        raise ValueError(
+            f"method.schema: `required` has to name every column; it lacks {first}, which a record "
+            "may then leave out"
         )
 
 

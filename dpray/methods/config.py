@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from dpray.config.config import Config
 from dpray.config.loading import parse, read_tree
 from dpray.config.sections import Count, MethodSettings, TextSettings
-from dpray.io.schema_file import GRAMMARS
+from dpray.io.schema_file import is_grammar
 from dpray.io.table import check_properties, json_columns_of, turns_schema
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
@@ -125,11 +125,13 @@ class RunConfig(Config):
         data, method = self.data, self.method.each[-1]
         if not data.is_table or not isinstance(method, TextSettings):
             return self
+        if method.schema is not None and is_grammar(method.schema):
+            raise ValueError("method.schema: the records of a table take a JSON Schema")
         if data.turns is not None:
             if method.schema is not None or not self.engine.is_local:
                 return self
             return self._with_schema(method, turns_schema(data.roles))
-        if method.schema is None or {*method.schema} & {*GRAMMARS}:
+        if method.schema is None:
             return self
         check_properties(method.schema, data.text_columns)
         if data.json_columns is not None:

@@ -18,7 +18,7 @@ NEEDED = ("--public-size", "4000", "--epsilon", "4")
 
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("text", "label", "labels", "unit", "public_size", "epsilon", "delta", "method", "vocabulary",
-     "dataset", "model", "out")
+     "dataset", "model", "out", "turns")
 )  # fmt: skip
 
 
@@ -47,6 +47,25 @@ def test_a_configuration_that_loads(folder: Path, capsys: pytest.CaptureFixture[
     assert config.output.path == "out/Patient-notes"
     assert made.read_text(encoding="utf-8").count("#") > 10
     assert "dpray check" in capsys.readouterr().out
+
+
+def test_tables_and_conversations(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "films.csv").write_text("title,year,label\nUp,2009,a\n")
+    assert run_command(["init", "films.csv", *NEEDED, "--text", "title, year"]) == 0
+    config = dpray.load(folder / "films.yaml")
+    assert config.data.text == ("title", "year") and config.data.turns is None
+    (folder / "chats.jsonl").write_text('{"chat": [{"role": "user", "content": "Hi"}]}\n')
+    assert run_command(["init", "chats.jsonl", *NEEDED, "--turns", "chat", "--look"]) == 0
+    config = dpray.load(folder / "chats.yaml")
+    assert config.data.turns == "chat" and config.method.model_dump()["schema"] is not None
+    dpray.plan(config)
+    for wrong, why in (
+        (["--text", "title,yaer"], "--text: no column 'yaer'; there are: title, year, label"),
+        (["--text", "title", "--turns", "year"], "--turns: stands in place of --text"),
+        (["--turns", "chat"], "--turns: no column 'chat'"),
+    ):
+        assert run_command(["init", "films.csv", *NEEDED, *wrong, "--force"]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_without_look_no_row_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,9 +128,9 @@ def test_lengths_are_measured_in_words_against_a_real_yardstick():
         ({"train": [("a", "cardio")]}, "train records: all have one label"),
         ({"real": [("a", "cardio"), ("b", "derma")]}, "half of the real records"),
         ({"real": [("a", "cardio"), ("a", "derma")] * 20}, "real records: all have one text"),
-        ({"synthetic": notes(4, 2)}, "synthetic records: too few, it takes 8"),
-        ({"real": notes(12, 1)}, "half of the real records: too few"),
-        ({"train": notes(6, 3)}, "train records: too few"),
+        ({"synthetic": notes(4, 2)}, "synthetic records: 4 are too few, it takes 8"),
+        ({"real": notes(12, 1)}, "half of the real records: . are too few"),
+        ({"train": notes(6, 3)}, "train records: 6 are too few"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(change, message):

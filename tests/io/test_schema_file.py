@@ -49,5 +49,5 @@ def test_what_cannot_be_read_is_one_sentence_with_the_key(
         file.write_bytes(content)
     with pytest.raises(ValueError, match=why):
         read_schema_file(str(file))
-    with pytest.raises(InputError, match=rf"^method\.schema: .*({why})"):
+    with pytest.raises(InputError, match=rf"^method\.schema: the file .*({why})"):
         parse_config(settings(method=settings()["method"] | {"schema": str(file)}))

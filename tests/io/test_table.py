@@ -108,7 +108,10 @@ def test_a_row_is_empty_if_all_its_columns_are() -> None:
 def test_a_schema_has_the_columns_in_their_order(schema: dict[str, Any], found: str) -> None:
     with pytest.raises(ValueError, match=rf"^method\.schema: .*properties a, b.* it has {found}"):
         check_properties(schema, ["a", "b"])
-    check_properties({"type": "object", "properties": {"a": {}, "b": {}}}, ["a", "b"])
+    fitting = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["b", "a"]}
+    check_properties(fitting, ["a", "b"])
+    with pytest.raises(ValueError, match="`required` has to name every column; it lacks b,"):
+        check_properties(fitting | {"required": ["a"]}, ["a", "b"])
 
 
 @pytest.mark.parametrize(

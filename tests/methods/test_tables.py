@@ -149,6 +149,9 @@ def test_a_schema_of_its_own_stays(settings: Settings, tmp_path: Path) -> None:
         ({"text": "title", "json_columns": ["title"]}, None, r"data\.json_columns: have to be"),
         ({"text": ["year", "title"]}, FILM, r"method\.schema: .*properties year, title.*in its or"),
         ({}, FILM | {"type": "array"}, r"method\.schema: has to be of an object"),
+        ({}, FILM | {"required": ["year"]}, r"method\.schema: `required` .* lacks title"),
+        ({}, {"regex": "a*"}, r"method\.schema: the records of a table take a JSON Schema"),
+        ({"label": "year", "labels": [1990]}, None, r"data\.label: is a column of data\.text, too"),
     ],
 )
 def test_keys_that_do_not_fit_are_refused(
@@ -157,6 +160,18 @@ def test_keys_that_do_not_fit_are_refused(
     method = settings()["method"] | {"schema": schema}
     with pytest.raises(InputError, match=f"^{why}"):
         parse_config(settings(data=table(settings, tmp_path, **keys), method=method))
+
+
+def test_the_owner_sees_how_many_records_do_not_fit(settings: Settings, tmp_path: Path) -> None:
+    """The films are of 1950 to 2009."""
+    late = {"year": {"type": "integer", "minimum": 2000}}
+    schema = FILM | {"properties": FILM["properties"] | late}
+    method = {"name": "private_prediction"} | METHODS["private_prediction"] | {"schema": schema}
+    config = parse_config(settings(data=table(settings, tmp_path), method=method))
+    assert dpray.check(config)["misfits"] == 50
+    chats = settings(data=conversations(settings, tmp_path), method__max_tokens=96)
+    assert dpray.check(parse_config(chats))["misfits"] == 0
+    assert dpray.check(parse_config(settings()))["misfits"] is None
 
 
 def test_a_bad_cell_is_refused_with_its_row_and_not_its_text(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpray.accounting.event import Event
@@ -48,7 +48,8 @@ class BatchState:
         self.texts += 1
         self.tokens += len(x.token_ids)
         if x.finish_reason != "exhausted":
-            self.X.append(x)
+            # It has an end token, too, if its schema closed it before the model did.
+            self.X.append(replace(x, finish_reason="length") if x.state.get("was_closed") else x)
 
 
 @dataclass(frozen=True)

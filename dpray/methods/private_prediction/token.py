@@ -425,4 +425,5 @@ class PrivateTokenSelector:
             "t": self.t,
             "public_tokens": self.public_tokens,
             "noisy_threshold": self.noisy_threshold,
+            "was_closed": self.mask is not None and self.mask.was_closed,
         }

@@ -285,7 +285,8 @@ def test_every_released_record_is_valid(
     assert len(records) == 6
     for record in records:
         jsonschema.validate(json.loads(record["text"]), FILM)
-        assert record["finish_reason"] == "stop"
+        # The demo's model is far from JSON: it ends no title.
+        assert record["finish_reason"] == "length"
     report = json.loads(Path(config.output.path, "privacy_report.json").read_text())
     assert report["tokens"]["private"] < report["tokens"]["total"] - 6 * 20
     assert report["public_inputs"]["schema"] == FILM
@@ -323,7 +324,10 @@ def test_a_schema_that_decides_everything_is_one_private_token_at_most(
     plan = dpray.plan(parse_config(config))
     assert plan.private_tokens == max(1, 8 - plan.forced_tokens)
     # The blanks belong to the form.
-    assert [record["text"] for record in dpray.run(parse_config(config)).records] == [" x "] * 2
+    records = dpray.run(parse_config(config)).records
+    assert [(record["text"], record["finish_reason"]) for record in records] == [
+        (" x ", "stop")
+    ] * 2
 
 
 def test_a_tokenizer_larger_than_the_logits_is_refused() -> None:

@@ -65,7 +65,8 @@ def test_public_tokens_are_free_and_a_private_one_draws_a_new_threshold() -> Non
     before = selector.noisy_threshold
     for _ in range(50):
         select_token(selector, ROWS, PUBLIC)
-    assert selector.state() == {"t": 0, "public_tokens": 50, "noisy_threshold": before}
+    state = {"t": 0, "public_tokens": 50, "noisy_threshold": before, "was_closed": False}
+    assert selector.state() == state
     selector = PrivateTokenSelector(asdict(mechanism(threshold=-1e6, noise=0.1)), new_key())
     seen = set()
     for _ in range(10):
@@ -117,7 +118,8 @@ def test_tokens_that_the_public_row_is_sure_of_are_free(sure: list[float]) -> No
     private = torch.tensor([[0.0, 1e3]]).repeat(255, 1)
     for _ in range(5):
         assert select_token(selector, private, torch.tensor(sure)) == 0
-    assert selector.state() == {"t": 0, "public_tokens": 5, "noisy_threshold": None}
+    state = {"t": 0, "public_tokens": 5, "noisy_threshold": None, "was_closed": False}
+    assert selector.state() == state
     unsure = torch.tensor([0.4, 0.0])
     assert select_token(selector, private, unsure) == 1 and selector.t == 1
     # The bound holds, also where the public row is sure.
