@@ -117,6 +117,9 @@ def read_labelled(
     released = Path(path) / "synthetic.jsonl"
     if (Path(path) / "run.json").exists() and not released.exists():
         raise InputError(f"{key}: {path}: a run's folder without synthetic.jsonl, not finished")
+    if released.exists() and (Path(path) / "run.json").exists() and key == "--synthetic":
+        # Columns of a table may be named like the release's own: `text` and `label`.
+        read_text = partial(text_of, column=TEXT)
     records: list[Labelled] = []
     for file in list_files(str(released) if released.exists() else path, key):
         for where, row in read_rows(file, form):

@@ -270,3 +270,12 @@ def test_with_a_real_embedding_model(app, tmp_path):
     downstream = json.loads((tmp_path / "evaluation.json").read_text())["downstream"]
     accuracy = {k: downstream[k]["accuracy"]["mean"] for k in ("floor", "synthetic", "ceiling")}
     assert accuracy["floor"] < 0.65 < accuracy["synthetic"] <= accuracy["ceiling"] + 0.05
+
+
+def test_a_release_has_its_own_columns_though_a_table_has_the_same(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    row = {"text": '{"text": "Hi", "label": "a"}', "label": "a"}
+    (tmp_path / "synthetic.jsonl").write_text(json.dumps(row))
+    of_columns = reader("text,label")
+    made = read_labelled(str(tmp_path), "--synthetic", of_columns, "label", AS_RECOGNISED)
+    assert made == [(row["text"], "a")]
