@@ -44,7 +44,9 @@ def answered(
         on_asking(len(missing))
         requests = [request(i, attempt) for i in missing]
         for i, asked, answer in zip(missing, requests, ask(requests), strict=True):
-            text = cleaned(answer, asked.sampling.max_tokens)
+            # A text of a schema is whole as it is: neither its blanks nor its words are cut.
+            has_schema = asked.sampling.schema is not None
+            text = answer if has_schema else cleaned(answer, asked.sampling.max_tokens)
             texts[i] = "" if refused(text) else text
         missing = [i for i in missing if not texts[i]]
     return texts

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dpray.engines.base import Prompt, Sampling
 from dpray.engines.requests import Request, answered
+from dpray.engines.schema import read_schema
 
 
 def request(number: int, attempt: int) -> Request:
@@ -34,3 +35,15 @@ def test_what_is_empty_or_refused_is_asked_again_so_often() -> None:
 def test_more_words_than_tokens_are_cut() -> None:
     said = {"0/0": " a  b\nc d e ", "1/0": "a b c", "2/0": "\n"}
     assert run(said, 3, 0)[0] == ["a  b\nc", "a b c", ""]
+
+
+def test_a_text_of_a_schema_stays_whole() -> None:
+    """Some tokenizers have tokens of several words, and blanks belong to the form."""
+    sampling = Sampling(3, schema=read_schema({"regex": " a b c d e "}))
+
+    def request(number: int, attempt: int) -> Request:
+        return Request("x", Prompt("Go"), sampling)
+
+    assert answered(lambda asked: [" a b c d e "], request, 1, 0, lambda text: False) == [
+        " a b c d e "
+    ]
