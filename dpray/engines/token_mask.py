@@ -144,7 +144,7 @@ class TokenMask:
         if not self.was_closed:
             following = rest if token == first else None
             if token == self._vocabulary.eos:
-                following = []
+                following = [] if self._matcher.is_accepting() else None
             elif self._matcher.consume_token(token) and following is None:
                 following = self._ending_after()
             if following is not None:

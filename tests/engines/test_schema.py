@@ -15,7 +15,7 @@ import pytest
 import dpray
 from dpray.engines.forms import forced_tokens, vocabulary
 from dpray.engines.schema import Form, Schema, read_schema
-from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask
+from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask, fitted
 from dpray.types import InputError
 from tests.engines.schemas import FILM, VISIT
 
@@ -186,3 +186,9 @@ def test_a_grammar_with_too_many_readings_is_ended(demo: Vocabulary) -> None:
         np.random.default_rng(0),
     )
     assert set(text) == {"a"} and count <= 300 and time.process_time() - began < 20
+
+
+def test_an_end_token_in_the_midst_of_a_text_is_replaced(demo: Vocabulary) -> None:
+    mask = TokenMask(read_schema(FILM), demo, 300)
+    text = demo.tokenizer.decode_bytes(fitted(mask, [demo.eos] * 3)[:-1]).decode()
+    jsonschema.validate(json.loads(text), FILM)
