@@ -153,6 +153,8 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _texts_are_made_one_way(self) -> DataConfig:
+        if len({*self.roles}) < len(self.roles):
+            raise ValueError("roles: a role is given twice")
         if self.turns is not None and self.text != "text":
             raise ValueError("turns: stands in place of data.text; give one of the two")
         if self.is_table and self.label in self.text_columns:

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 CLOSERS = b'}])"'
-"""A text that has to end takes the first of these bytes that changes what may come next."""
+"""Bytes that are tried first when a text has to end. The first one that changes what may come next
+is taken."""
 
 FILLERS = b"a0 " + (ascii_letters + digits).encode()
-"""Without such a byte, it takes one of these; then any other byte, opening brackets last."""
+"""Bytes that are tried if no closer is taken; any other byte follows, opening brackets last."""
 
 OFTEN = 64
-"""It takes another filler after this many times."""
+"""A filler is used this many times before the next one is."""
 
 MOST_BYTES = 4
 """The search for an ending gives up after this many bytes for each token that is left."""

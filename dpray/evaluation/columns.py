@@ -1,8 +1,8 @@
 """The columns of tables are compared, each alone and in pairs, by total variation distances.
 
-A record of a table is a text that is a JSON object. A column is divided into categories: numbers by
-the deciles of the real ones, other values by themselves, the rare ones together. A column whose
-values hardly repeat is free text, which the measures of texts compare.
+A record of a table is a text that is a JSON object. Numbers are divided into the deciles of the
+real ones. Each other value is a category; rare values share one. If the common categories cover
+less than half of the real values, the column is free text and is not compared.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from dpray.evaluation.downstream import summaries
 from dpray.evaluation.texts import parse_json
 
 MOST_COLUMNS = 40
+"""Further columns are not compared."""
 
 CATEGORIES = 20
-"""A column has at most this many, `RARE` among them, besides a missing value."""
+"""A column has at most this many categories, including `RARE` and excluding `MISSING`."""
 
 FEW_NUMBERS = 10
-"""So many different numbers are categories themselves."""
+"""If a column has at most this many distinct numbers, each is a category."""
 
 REPEATED = 0.5
 """A column is no free text if its common values make up this share of the real ones."""
@@ -46,7 +47,7 @@ def compare_columns(
     categories: 0 for the same shares, 1 for none in common (Levin et al. 2009, Section 4.1). The
     reference is the distance between the real test records and other real ones (`train`). Every
     seed draws equally many synthetic and other real records, and all test records again
-    (bootstrap). A text that is no object has no column. No sequence is empty.
+    (bootstrap). A text that is no object has no column. All sequences must be non-empty.
     """
     sides = [[_record(text) for text in texts] for texts in (synthetic, train, test)]
     names = _columns([*sides[1], *sides[2]])
@@ -82,6 +83,20 @@ def compare_columns(
         "sample_size": size,
         "seeds": seeds,
     }
+
+
+def other_types(synthetic: Sequence[str], real: Sequence[str]) -> list[str]:
+    """Return the columns that hold numbers on one side and texts on the other, as the cells of CSV
+    do: none of their values can be the same."""
+    sides = [[_record(text) for text in texts] for texts in (synthetic, real)]
+    return [name for name in _columns(sides[1]) if len({_kind(side, name) for side in sides}) > 1]
+
+
+def _kind(records: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Return what most values of a column are."""
+    values = [record[name] for record in records if record.get(name) is not None]
+    kinds = Counter("text" if isinstance(value, str) else "value" for value in values)
+    return kinds.most_common(1)[0][0] if kinds else "value"
 
 
 def _record(text: str) -> dict[str, Any]:

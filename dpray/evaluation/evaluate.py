@@ -15,7 +15,7 @@ import numpy as np
 
 from dpray.engines.base import Embedder
 from dpray.evaluation import NOT_FOR_RELEASE
-from dpray.evaluation.columns import compare_columns
+from dpray.evaluation.columns import compare_columns, other_types
 from dpray.evaluation.copies import compare_copies
 from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
@@ -71,7 +71,12 @@ def evaluate(
     compared = _compare(sets, embedded, seeds, on_progress)
     return {
         "private": NOT_FOR_RELEASE,
-        "warnings": _warnings(made, compared["fidelity"]["records_a_side"], train is None),
+        "warnings": _warnings(
+            made,
+            [text for text, _ in real],
+            compared["fidelity"]["records_a_side"],
+            train is None,
+        ),
         "records": {name: _by_label(rows) for name, rows in records.items()},
         "test_records": len(sets["test"]),
         **compared,
@@ -209,9 +214,15 @@ def _by_label(records: Sequence[Labelled]) -> dict[str, int]:
     return dict(sorted(Counter(label or "" for _, label in records).items()))
 
 
-def _warnings(synthetic: Sequence[str], records_a_side: int, halves: bool) -> list[str]:
+def _warnings(
+    synthetic: Sequence[str], real: Sequence[str], records_a_side: int, halves: bool
+) -> list[str]:
     """Return warnings about numbers that may mislead."""
-    found = []
+    found = [
+        f"column '{name}' has texts on one side and none on the other: with a schema, the cells of "
+        "CSV have its types"
+        for name in other_types(synthetic, real)
+    ]
     if records_a_side < DRAW:
         found.append(
             f"MAUVE and the Fréchet distance shift with the number of records: at "

@@ -17,7 +17,8 @@ from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Where
 from dpray.io.records import read_rows
-from dpray.io.table import json_columns_of, object_text, turns_text
+from dpray.io.table import object_text, turns_text
+from dpray.io.table_schema import json_columns_of
 from dpray.types import InputError, OnProgress, no_progress, valid_unicode
 
 EVALUATION = "evaluation.json"
@@ -99,11 +100,13 @@ def _check_folder(out: Path) -> None:
 
 def text_reader(settings: EvaluationSettings, schema: Mapping[str, Any]) -> TextOf:
     """Return the function that makes a record's text of its row, as a run does."""
-    columns = settings.text.split(",")
+    columns = [name.strip() for name in settings.text.split(",")]
     if settings.turns is not None:
         if settings.text != TEXT:
             raise InputError("--turns: stands in place of --text; give one of the two")
         return partial(turns_text, column=settings.turns, roles=None)
+    if len({*columns}) < len(columns):
+        raise InputError("--text: a column is given twice")
     if len(columns) == 1:
         return partial(text_of, column=settings.text)
     json_columns = [name for name in json_columns_of(schema) if name in columns]

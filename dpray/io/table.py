@@ -1,7 +1,7 @@
-"""Records of several columns and conversations are written as JSON texts, and read back from them.
+"""Rows of tables and conversations become JSON texts, and released texts become rows again.
 
-A record of several columns is the JSON object of them. A conversation is the JSON array of its
-messages, `{"role": ..., "content": ...}` each.
+The text of a row of several columns is a JSON object with these columns as keys. The text of a
+conversation is a JSON array of messages, `{"role": ..., "content": ...}` each.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from dpray.io.columns import column_of, is_empty
 from dpray.io.formats import Where
@@ -19,26 +22,39 @@ from dpray.types import InputError, valid_unicode
 def object_text(
     row: Mapping[str, Any], columns: Sequence[str], json_columns: Iterable[str], where: Where
 ) -> str:
-    """Return the JSON object of a row's columns, "" if all are empty. Where cells have no types, as
-    in CSV, those of `json_columns` are read as JSON, and an empty one is null. Raises InputError
-    that names the row."""
-    values = {name: column_of(row, name, where) for name in columns}
+    """Return the JSON object of a row's columns, "" if all are empty. In CSV, whose cells have no
+    types, those of `json_columns` are parsed as JSON; an empty one is null. NaN and infinities are
+    null. Raises InputError that names the row."""
+    values = {name: _finite_or_null(column_of(row, name, where)) for name in columns}
     if all(is_empty(value) for value in values.values()):
         return ""
     if not where.typed:
         values |= {name: _from_json(values[name], name, where) for name in json_columns}
     try:
-        return valid_unicode(json.dumps(values, ensure_ascii=False, default=str))
-    except (ValueError, RecursionError):
+        return valid_unicode(json.dumps(values, ensure_ascii=False, default=_as_text))
+    except (TypeError, ValueError, RecursionError):
         raise InputError(f"{where}: columns {', '.join(columns)} do not fit into JSON") from None
+
+
+def _finite_or_null(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _as_text(value: Any) -> str:
+    """Return a value that JSON does not have as a text. Raises TypeError for one whose text would
+    differ in another process, as an object's address does: a record would have two names."""
+    if isinstance(value, date | time | timedelta | Decimal | UUID | bytes):
+        return str(value)
+    raise TypeError(type(value).__name__)
 
 
 def turns_text(
     row: Mapping[str, Any], column: str, roles: Collection[str] | None, where: Where
 ) -> str:
-    """Return the JSON array of a row's messages, "" if none has a content. Other keys of a message
-    are left out. In CSV the cell is this array. Raises InputError that names the row for a value
-    that is no list of messages, or a role that is not one of `roles` (None takes any)."""
+    """Return the JSON array of a row's messages, "" if all contents are empty. Other keys of a
+    message are left out. In CSV the cell holds this array. Raises InputError that names the row for
+    a value that is not a list of messages, or a role that is not one of `roles` (None takes
+    any)."""
     value = column_of(row, column, where)
     if isinstance(value, str):
         value = _from_json(value, column, where)
@@ -54,7 +70,7 @@ def _from_json(cell: str, column: str, where: Where) -> Any:
     if is_empty(cell):
         return None
     try:
-        return json.loads(cell, parse_constant=_refuse)
+        return json.loads(cell, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         raise InputError(f"{where}: column '{column}' is not JSON") from None
 
@@ -67,7 +83,7 @@ def _list_of(value: Any, column: str, where: Where) -> Sequence[Any]:
     if value is None:
         return ()
     if isinstance(value, Mapping | str) or not isinstance(value, Sequence):
-        raise InputError(f"{where}: column '{column}' is no list of messages")
+        raise InputError(f"{where}: column '{column}' is not a list of messages")
     return value
 
 
@@ -77,82 +93,14 @@ def _message(value: Any, column: str, where: Where) -> dict[str, str]:
         content = "" if content is None else content  # as in a message that calls a tool
         if isinstance(role, str) and isinstance(content, str):
             return {"role": role, "content": content}
-    raise InputError(f"{where}: a message in column '{column}' has no role, or no text as content")
-
-
-def turns_schema(roles: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON Schema of a conversation between `roles`."""
-    message = {
-        "type": "object",
-        "properties": {
-            "role": {"enum": list(roles)},
-            "content": {"type": "string", "minLength": 1},
-        },
-        "required": ["role", "content"],
-        "additionalProperties": False,
-    }
-    return {"type": "array", "items": message, "minItems": 1}
-
-
-def json_columns_of(schema: Mapping[str, Any]) -> list[str]:
-    """Return the columns that a JSON Schema does not let be texts: those of numbers, true or false,
-    lists and objects."""
-    return [name for name, of in _properties(schema).items() if not _may_be_text(of, schema)]
-
-
-def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}
-
-
-def _may_be_text(of: Any, schema: Mapping[str, Any], steps: int = 6) -> bool:
-    """Return whether a property's schema may allow a text: its types say so, or its values, or any
-    of its alternatives. What takes more `steps` of references to find may be a text."""
-    if not isinstance(of, Mapping) or steps == 0:
-        return True
-    if "type" in of:
-        return "string" in (of["type"] if isinstance(of["type"], list) else [of["type"]])
-    values = of.get("enum", [of["const"]] if "const" in of else None)
-    if isinstance(values, list):
-        return any(isinstance(value, str) for value in values)
-    if "$ref" in of:
-        return _may_be_text(_referred(of["$ref"], schema), schema, steps - 1)
-    for key, combine in (("anyOf", any), ("oneOf", any), ("allOf", all)):
-        if isinstance(of.get(key), list):
-            return combine(_may_be_text(each, schema, steps - 1) for each in of[key])
-    return True
-
-
-def _referred(pointer: Any, schema: Mapping[str, Any]) -> Any:
-    """Return what `#/$defs/name` stands for, None for any other pointer."""
-    parts = str(pointer).split("/")
-    found: Any = schema if parts[0] == "#" else None
-    for part in parts[1:]:
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
-
-
-def check_properties(schema: Mapping[str, Any], columns: Sequence[str]) -> None:
-    """Raise ValueError unless the records of a JSON Schema are objects with all of these columns,
-    in this order: prompts show them so."""
-    found = [*_properties(schema)]
-    if schema.get("type") != "object" or found != [*columns]:
-        raise ValueError(
-            f"method.schema: has to be of an object with the properties {', '.join(columns)}, as "
-            f"in data.text and in its order; it has {', '.join(map(str, found)) or 'none'}"
-        )
-    required = schema.get("required")
-    if missing := {*columns} - {*(required if isinstance(required, list) else ())}:
-        first = next(name for name in columns if name in missing)
-        raise ValueError(
-            f"method.schema: `required` has to name every column; it lacks {first}, which a record "
-            "may then leave out"
-        )
+    raise InputError(
+        f"{where}: a message in column '{column}' has no role, or its content is not a text"
+    )
 
 
 def cells_of(text: str, columns: Sequence[str]) -> dict[str, Any] | None:
-    """Return the columns of a released record, null for one that is left out; None if its text is
-    no JSON object of any of them."""
+    """Return the columns of a released text, None for a missing one. Return None if the text is no
+    JSON object, or has none of the columns."""
     value = _parsed(text)
     if not isinstance(value, dict) or not value.keys() & {*columns}:
         return None
@@ -160,9 +108,9 @@ def cells_of(text: str, columns: Sequence[str]) -> dict[str, Any] | None:
 
 
 def turns_of(text: str) -> list[dict[str, str]] | None:
-    """Return the messages of a released conversation, None if its text is no JSON array of them."""
+    """Return the messages of a released text, None if it is no JSON array of messages."""
     value = _parsed(text)
-    where = Where("", 0)
+    where = Where("", 0)  # no message names it
     try:
         return [_message(each, "", where) for each in _list_of(value, "", where)] or None
     except InputError:
@@ -177,8 +125,8 @@ def _parsed(text: str) -> Any:
 
 
 def _finite(number: str) -> float:
-    """Return a number. Raises ValueError for one such as 1e999: JSON has no word for infinity, so
-    no table could hold it."""
+    """Return a number. Raises ValueError for one such as 1e999, which would be infinite: JSON has
+    no infinity."""
     if not math.isfinite(found := float(number)):
         raise ValueError("too large")
     return found

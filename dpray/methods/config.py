@@ -13,7 +13,7 @@ from dpray.config.config import Config
 from dpray.config.loading import parse, read_tree
 from dpray.config.sections import Count, MethodSettings, TextSettings
 from dpray.io.schema_file import is_grammar
-from dpray.io.table import check_properties, json_columns_of, turns_schema
+from dpray.io.table_schema import check_properties, json_columns_of, turns_schema
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings

@@ -45,6 +45,8 @@ PRIVATE_NOTICE = (
 
 PARTS = (".jsonl", ".json")
 
+TABLES = ("table.jsonl", "table.parquet")
+
 MODEL = "model"
 """A released model is in the folder of this name."""
 
@@ -174,7 +176,10 @@ class ReleaseFolder:
                 yield from (json.loads(line) for line in lines)
 
     def assemble(self, records: Iterable[dict[str, Any]]) -> int:
-        """Write synthetic.jsonl, one record at a time; returns their number."""
+        """Write synthetic.jsonl, one record at a time; returns their number. Tables that an earlier
+        run left here are removed."""
+        for name in TABLES:
+            (self.root / name).unlink(missing_ok=True)
         written = 0
 
         def lines() -> Iterator[str]:

@@ -305,7 +305,7 @@ class Run:
         stamp = {"not_private": True} if self.plan.config.not_private else {}
         session.show("writing the release")
         records = self.folder.assemble(record | stamp for record in release.records)
-        if self.plan.config.data.is_table and records:
+        if self.plan.config.data.is_table:
             release.report["table"] = write_table(self.folder.synthetic, self.plan.config.data)
         # Before the report, which names the entry that closes the run.
         session.ledger.commit(self.run_id)

@@ -1,7 +1,7 @@
-"""The release of a table: `table.jsonl` and `table.parquet`.
+"""Writes the synthetic records of a table as `table.jsonl` and `table.parquet`.
 
-Their rows have the columns of the private data, and that of its label; a conversation is a list of
-messages again. Both files are made from released records alone.
+Each row has the columns of the private data and that of its label; a conversation is a list of
+messages. Both files are made from released records alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from dpray.config.config import DataConfig
 from dpray.io.files import sync, write_durably
+from dpray.runs.folder import TABLES
 from dpray.types import valid_unicode
 
 CHUNK = 10_000
@@ -32,9 +33,9 @@ Rows = Iterable[dict[str, Any]]
 
 def write_table(synthetic: Path, data: DataConfig) -> dict[str, int]:
     """Write the table of the records in the file `synthetic` beside it. Return the numbers of
-    `rows`, and of records that are `left_out` because their texts are no records of the table:
-    without a schema nothing keeps a text in form."""
-    table, counts = synthetic.with_name("table.jsonl"), {"rows": 0, "left_out": 0}
+    `rows`, and of records that are `left_out`: without a schema a text may not parse as a row."""
+    table, parquet = map(synthetic.with_name, TABLES)
+    counts = {"rows": 0, "left_out": 0}
 
     def lines() -> Iterator[str]:
         for record in _rows(synthetic):
@@ -46,7 +47,7 @@ def write_table(synthetic: Path, data: DataConfig) -> dict[str, int]:
                 yield valid_unicode(json.dumps(label | cells, ensure_ascii=False)) + "\n"
 
     write_durably(table, lines())
-    _write_parquet(table, synthetic.with_name("table.parquet"))
+    _write_parquet(table, parquet)
     return counts
 
 
@@ -75,7 +76,7 @@ def _write_parquet(table: Path, target: Path) -> None:
             except NO_TYPE:
                 types[name] = pa.string()
                 as_json.add(name)
-    # In the rows' own order of columns.
+    # Keep the order of the columns.
     columns = next(_rows(table), {})
     schema = pa.schema([(name, types[name]) for name in columns])
     temporary = target.with_name(target.name + ".tmp")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpray.evaluation.columns import CATEGORIES, compare_columns
+from dpray.evaluation.columns import CATEGORIES, compare_columns, other_types
 from dpray.report.tables import evaluation_tables
 
 
@@ -71,6 +71,16 @@ def test_values_keep_their_types_and_rare_ones_go_together() -> None:
     real = texts(kind=many)
     rare = distances(texts(kind=["never seen"] * len(many)), real, real)["one_way"]["kind"]
     assert 0.8 < rare["synthetic_to_real"]["mean"] < 1.0
+
+
+def test_a_column_of_other_types_is_named() -> None:
+    made, real = (
+        texts(year=[1990, 1991], kind=["a", "b"]),
+        texts(year=["1990", "1"], kind=["a", "b"]),
+    )
+    assert other_types(made, real) == ["year"]
+    assert other_types(real, made) == ["year"] and other_types(made, made) == []
+    assert other_types(["no JSON"], ["nor this"]) == []
 
 
 def test_texts_that_are_no_table_have_no_columns() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.io.formats import Where
-from dpray.io.table import (
-    cells_of,
-    check_properties,
-    json_columns_of,
-    object_text,
-    turns_of,
-    turns_schema,
-    turns_text,
-)
+from dpray.io.table import cells_of, object_text, turns_of, turns_text
+from dpray.io.table_schema import check_properties, json_columns_of, turns_schema
 from dpray.types import InputError
 
 SCHEMA = {
@@ -84,7 +79,22 @@ def test_alternatives_and_references_say_whether_a_cell_is_json(of: Any, may_be_
     assert json_columns_of(schema) == ([] if may_be_text else ["a"])
 
 
-@pytest.mark.parametrize("cell", ["about 1994", "NaN", "01", '{"a":' * 100_000])
+def test_numbers_that_json_does_not_have_are_null() -> None:
+    row = {"a": float("nan"), "b": float("inf"), "c": 1.5}
+    assert object_text(row, ["a", "b", "c"], [], TYPED) == '{"a": null, "b": null, "c": 1.5}'
+    assert object_text(row, ["a", "b"], [], TYPED) == ""
+
+
+def test_a_value_has_the_same_text_in_every_process() -> None:
+    """A record is named by its content."""
+    row = {"day": date(2024, 3, 7), "sum": Decimal("1.50"), "image": object()}
+    expected = '{"day": "2024-03-07", "sum": "1.50"}'
+    assert object_text(row, ["day", "sum"], [], TYPED) == expected
+    with pytest.raises(InputError, match="row 3: columns day, image do not fit into JSON"):
+        object_text(row, ["day", "image"], [], TYPED)
+
+
+@pytest.mark.parametrize("cell", ["about 1994", "NaN", "1e999", "01", '{"a":' * 100_000])
 def test_a_cell_that_is_no_json_is_an_error_that_does_not_show_it(cell: str) -> None:
     with pytest.raises(InputError) as error:
         object_text({"year": cell}, ["year"], ["year"], CSV)
@@ -149,17 +159,17 @@ def test_a_conversation_in_which_nothing_is_said_is_empty(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ({"role": "user", "content": "Anna"}, "column 'messages' is no list of messages"),
-        (3, "column 'messages' is no list of messages"),
+        ({"role": "user", "content": "Anna"}, "column 'messages' is not a list of messages"),
+        (3, "column 'messages' is not a list of messages"),
         ("Anna", "column 'messages' is not JSON"),
-        (["Anna"], "a message in column 'messages' has no role, or no text as content"),
+        (["Anna"], "a message in column 'messages' has no role, or its content is not a text"),
         (
             [{"content": "Anna"}],
-            "a message in column 'messages' has no role, or no text as content",
+            "a message in column 'messages' has no role, or its content is not a text",
         ),
         (
             [{"role": "user", "content": ["Anna"]}],
-            "a message in column 'messages' has no role, or no text as content",
+            "a message in column 'messages' has no role, or its content is not a text",
         ),
         (
             [{"role": "Anna", "content": "x"}],

@@ -13,7 +13,7 @@ import pytest
 
 import dpray
 from dpray.io.formats import Where
-from dpray.io.table import turns_schema
+from dpray.io.table_schema import turns_schema
 from dpray.methods.config import parse_config
 from dpray.types import InputError
 

@@ -1,0 +1,81 @@
+"""The JSON Schema of a table's records: which columns it has, and which of them may be texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def turns_schema(roles: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON Schema of a conversation between `roles`."""
+    message = {
+        "type": "object",
+        "properties": {
+            "role": {"enum": list(roles)},
+            "content": {"type": "string", "minLength": 1},
+        },
+        "required": ["role", "content"],
+        "additionalProperties": False,
+    }
+    return {"type": "array", "items": message, "minItems": 1}
+
+
+def json_columns_of(schema: Mapping[str, Any]) -> list[str]:
+    """Return the columns whose values a JSON Schema does not allow to be texts: numbers, true or
+    false, lists and objects."""
+    return [
+        name
+        for name, subschema in _properties(schema).items()
+        if not _may_be_text(subschema, schema)
+    ]
+
+
+def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _may_be_text(subschema: Any, schema: Mapping[str, Any], steps: int = 6) -> bool:
+    """Return whether a property's schema may allow a text: its types say so, or its values, or any
+    of its alternatives. What takes more `steps` of references to find may be a text."""
+    if not isinstance(subschema, Mapping) or steps == 0:
+        return True
+    if "type" in subschema:
+        types = subschema["type"]
+        return "string" in (types if isinstance(types, list) else [types])
+    values = subschema.get("enum", [subschema["const"]] if "const" in subschema else None)
+    if isinstance(values, list):
+        return any(isinstance(value, str) for value in values)
+    if "$ref" in subschema:
+        return _may_be_text(_referred(subschema["$ref"], schema), schema, steps - 1)
+    for key, combine in (("anyOf", any), ("oneOf", any), ("allOf", all)):
+        if isinstance(subschema.get(key), list):
+            return combine(_may_be_text(each, schema, steps - 1) for each in subschema[key])
+    return True
+
+
+def _referred(pointer: Any, schema: Mapping[str, Any]) -> Any:
+    """Return what `#/$defs/name` stands for, None for any other pointer."""
+    parts = str(pointer).split("/")
+    found: Any = schema if parts[0] == "#" else None
+    for part in parts[1:]:
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def check_properties(schema: Mapping[str, Any], columns: Sequence[str]) -> None:
+    """Raise ValueError unless the records of a JSON Schema are objects with all of these columns,
+    in this order: prompts show them so."""
+    found = [*_properties(schema)]
+    if schema.get("type") != "object" or found != [*columns]:
+        raise ValueError(
+            f"method.schema: has to be of an object with the properties {', '.join(columns)}, as "
+            f"in data.text and in its order; it has {', '.join(map(str, found)) or 'none'}"
+        )
+    required = schema.get("required")
+    if missing := {*columns} - {*(required if isinstance(required, list) else ())}:
+        first = next(name for name in columns if name in missing)
+        raise ValueError(
+            f"method.schema: `required` has to name every column; it lacks {first}, which a record "
+            "may then leave out"
+        )
