@@ -121,10 +121,15 @@ class PrivatePredictionPlan(Plan):
         return batches if most is None or not self.disjoint else min(most, batches)
 
     @property
+    def private_tokens_of_a_text(self) -> int:
+        """Return the most private tokens of a text: all but those that its schema forces."""
+        return max(1, self.settings.max_tokens - self.forced_tokens)
+
+    @property
     def whole_texts(self) -> int:
         """Return the number of texts that the charge pays for in all batches, if each is as
         long as it may be."""
-        texts = self.private_tokens // self.settings.max_tokens if self.disjoint else 1
+        texts = self.private_tokens // self.private_tokens_of_a_text if self.disjoint else 1
         return self.batches.num_batches * texts
 
     @property
@@ -133,7 +138,7 @@ class PrivatePredictionPlan(Plan):
         batches usually give more: a short text leaves its tokens to the next one."""
         if not self.disjoint:
             return self.whole_texts
-        a_batch = self.private_tokens // self.settings.max_tokens
+        a_batch = self.private_tokens // self.private_tokens_of_a_text
         return self.batches_decoded * min(self.method.examples_per_batch, max(1, a_batch))
 
     @property
@@ -225,7 +230,7 @@ class PrivatePredictionPlan(Plan):
             "model": f"{self.config.engine.model}, in {self.config.engine.dtype}",
         }
         if self.form is not None:
-            least = f"; at least {self.forced_tokens} tokens of a text are its own, and free"
+            least = f"; it forces at least {self.forced_tokens} tokens of a text, which are free"
             lines["schema"] = self.form.schema.title + (least if self.forced_tokens else "")
         if self.texts_affordable:
             kinds = (f"{n} from {kind} batches" for kind, n in self.texts_affordable.items())
@@ -352,7 +357,7 @@ def _affordable(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
         what = "one private token"
         return largest_affordable(lambda r: replace(base, private_tokens=r), most, what)
     # The schema's own tokens are not drawn from private rows.
-    tokens = settings.private_tokens or max(1, settings.max_tokens - base.forced_tokens)
+    tokens = settings.private_tokens or base.private_tokens_of_a_text
 
     def poisson(texts: int) -> PrivatePredictionPlan:
         return replace(base, private_tokens=tokens, texts=texts)
