@@ -65,7 +65,7 @@ def starter_values(
     if values["turns"] is None:
         values["text"] = _columns_of(values["text"] or usual_column, header)
     elif values["text"] is not None:
-        raise InputError("--turns: stands in place of --text; give one of the two")
+        raise InputError("--turns: give --text or --turns, not both")
     _check_columns(header, values)
     words = values["labels"]
     labels: list[Label] = []

@@ -1,4 +1,4 @@
-"""The section `data`: where the private records are, and how a row is a text with a label.
+"""The section `data`: where the private records are, and how a row becomes a text and a label.
 
 Everything in it is public, and nothing here opens a file.
 """
@@ -38,13 +38,13 @@ class DataConfig(Section):
     )
     text: str | tuple[str, ...] = Field(
         "text",
-        description="the column of the text; `a.b` is b within a; several columns make a text that "
-        "is a JSON object, and the release has them as a table, too",
+        description="the column of the text; `a.b` is field b of column a; several columns make a "
+        "text that is a JSON object, and the release has them as a table, too",
     )
     json_columns: tuple[str, ...] | None = Field(
         None,
-        description="CSV: the columns among several of `text` whose cells are JSON, such as "
-        "numbers; null: those that method.schema does not let be texts",
+        description="CSV: the columns of `text` that are parsed as JSON, such as numbers or lists; "
+        "null: those whose values method.schema does not allow to be texts",
     )
     turns: str | None = Field(
         None,
@@ -54,7 +54,7 @@ class DataConfig(Section):
     roles: tuple[str, ...] = Field(
         ("system", "user", "assistant"),
         min_length=1,
-        description="the public roles of the messages of `turns`",
+        description="the roles that messages of `turns` may have; public",
     )
     label: str | None = Field(None, description="the column of the label, if there is one")
     labels: tuple[Label, ...] = Field(
@@ -152,11 +152,11 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _texts_are_made_one_way(self) -> DataConfig:
+    def _one_source_of_texts(self) -> DataConfig:
         if len({*self.roles}) < len(self.roles):
             raise ValueError("roles: a role is given twice")
         if self.turns is not None and self.text != "text":
-            raise ValueError("turns: stands in place of data.text; give one of the two")
+            raise ValueError("turns: give data.text or data.turns, not both")
         if self.is_table and self.label in self.text_columns:
             raise ValueError(
                 "label: is a column of data.text, too: a record would have it twice; leave it out "
@@ -182,7 +182,7 @@ class DataConfig(Section):
 
     def text_of(self, row: Mapping[str, Any], where: Where) -> str:
         """Return a row's text, "" for an empty one. Raises InputError that names the row if a
-        column is missing or does not hold what it has to."""
+        column is missing or has the wrong type."""
         if self.turns is not None:
             return turns_text(row, self.turns, self.roles, where)
         if isinstance(self.text, str):
@@ -190,7 +190,7 @@ class DataConfig(Section):
         return object_text(row, self.text, self.json_columns or (), where)
 
     def columns_of(self, text: str) -> dict[str, Any] | None:
-        """Return the columns of a released text of a table, None if it is no record of one."""
+        """Return the columns of a released text of a table, None if the text is not a record."""
         if self.turns is not None:
             turns = turns_of(text)
             return None if turns is None else {self.turns: turns}

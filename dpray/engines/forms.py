@@ -1,4 +1,4 @@
-"""`method.schema` with the model that is held to it: what a plan checks, and a text's mask."""
+"""Combines `method.schema` with a model: checks it for a plan, and opens the mask of a text."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _codec(model: str) -> TextCodec:
 
 
 def vocabulary(model: str, size: int | None = None) -> Vocabulary:
-    """Return the vocabulary of a model with logits of length `size`, or what its configuration
-    says."""
+    """Return the vocabulary of a model with logits of length `size`, by default the `vocab_size` of
+    its configuration."""
     return _vocabulary(model, size or _codec(model).model_config.vocab_size)
 
 
@@ -33,8 +33,8 @@ def _vocabulary(model: str, size: int) -> Vocabulary:
 
 
 def forced_tokens(form: Form, max_tokens: int) -> int:
-    """Return how many tokens of the form's shortest text its schema leaves no choice about. Raises
-    InputError if the schema does not fit the model, the beginning or `max_tokens`."""
+    """Return the number of forced tokens in the shortest text that is found. Raises InputError if
+    the schema does not fit the model, the beginning or `max_tokens`."""
     mask = open_mask(**form.mask_arguments(max_tokens))
     forced = 0
     for token in list(mask.ending):
@@ -47,8 +47,8 @@ def schema_for(
     value: dict[str, Any] | None, engine: EngineConfig, max_tokens: int
 ) -> Schema | None:
     """Return the schema of `method.schema`, None without one. Raises InputError if it cannot be
-    read, if the engine cannot be held to it, or if the model, if its files are here, has no text of
-    it of `max_tokens` tokens."""
+    read, if the engine takes none, or, where the model's files are on this machine, if no text of
+    it fits into `max_tokens`."""
     if value is None:
         return None
     schema = read_schema(value)
@@ -62,6 +62,6 @@ def schema_for(
 def open_mask(
     schema: Mapping[str, Any], model: str, before: str, max_tokens: int, size: int | None = None
 ) -> TokenMask:
-    """Return the mask of a text that begins: the fields of a `Form`, the most tokens of the text,
-    and the length of the model's logits."""
+    """Return the mask at the beginning of a text. The arguments are the fields of a `Form`, the
+    most tokens of the text, and the length of the model's logits."""
     return first_mask(Schema(**schema), vocabulary(model, size), max_tokens, before)

@@ -1,4 +1,4 @@
-"""A schema is the form that all texts of a run have: a JSON Schema, a regular expression, a list of
+"""A schema is what all texts of a run have to match: a JSON Schema, a regular expression, a list of
 choices, or a grammar in Lark's notation. It is public."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JSON_STYLE: JsonCompileOptions = {
 
 @dataclass(frozen=True)
 class Schema:
-    """A public form of texts. `text` is the schema's source; for choices, a JSON list."""
+    """`text` is the schema's source; for choices, a JSON list."""
 
     kind: Literal["json", "regex", "choices", "lark"]
     text: str
@@ -48,7 +48,7 @@ class Schema:
             case "lark":
                 return LLMatcher.grammar_from_lark(self.text)
             case "choices":
-                # A terminal, which is in capitals, may have thousands of them.
+                # An uppercase rule, a terminal, may have thousands of alternatives.
                 choices = " | ".join(map(json.dumps, json.loads(self.text)))
                 return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         return LLMatcher.grammar_from_json_schema(self.text, overrides=JSON_STYLE)
@@ -56,15 +56,15 @@ class Schema:
 
 @dataclass(frozen=True)
 class Form:
-    """The form of the texts that `model` writes: their schema, and their beginning `before`, which
-    the prompts have already."""
+    """A schema for the texts of `model`. `before` is the part of a text that stands in the prompt
+    already."""
 
     schema: Schema
     model: str
     before: str = ""
 
     def mask_arguments(self, max_tokens: int) -> dict[str, Any]:
-        """Return the arguments of `open_mask` but `size`, as plain values."""
+        """Return all arguments of `open_mask` except `size`, as plain values."""
         return asdict(self) | {"max_tokens": max_tokens}
 
 
@@ -91,10 +91,10 @@ def _read(value: dict[str, Any]) -> Schema:
 def _of_kind(kind: Any, source: Any) -> Schema:
     if kind == "choices":
         if not isinstance(source, list) or not source or not all(map(_is_text, source)):
-            raise ValueError("choices: a list of texts that are not empty")
+            raise ValueError("choices: a list of non-empty texts")
         return Schema(kind, json.dumps(source))
     if not _is_text(source):
-        raise ValueError(f"{kind}: a text that is not empty")
+        raise ValueError(f"{kind}: a non-empty text")
     return Schema(kind, source)
 
 

@@ -71,12 +71,12 @@ class Vocabulary:
 class TokenMask:
     """Follows one text through the automaton of its schema.
 
-    A text has at most `max_tokens` tokens, its end token included. `ending` always has tokens that
-    make what is written so far a text of the schema, and fits what is left of them. A token
-    after which no ending would fit is replaced by the first one of `ending`. So every text
-    is whole, whatever tokens are drawn. `was_closed` is whether `ending` had to be followed.
+    A text has at most `max_tokens` tokens, its end token included. `ending` is a list of tokens
+    that completes the text within the tokens that are left. A token after which no ending would fit
+    is replaced by the first one of `ending`. So every text is whole, whatever tokens are drawn.
+    `was_closed` is whether `ending` had to be followed.
 
-    `before` is the beginning of the text that the prompt has already. Everything here is a
+    `before` is the part of the text that stands in the prompt already. Everything here is a
     function of the schema, the vocabulary and the tokens drawn so far.
     Raises InputError if `max_tokens` is too few for the schema, or `before` does not begin a text.
     """
@@ -104,7 +104,7 @@ class TokenMask:
         self.ending = ending
 
     def copy(self) -> TokenMask:
-        """Return a mask in the same state, which goes on by itself."""
+        """Return an independent copy in the same state."""
         copied = copy(self)
         copied._matcher = self._matcher.deep_copy()
         return copied
@@ -129,8 +129,8 @@ class TokenMask:
 
     @property
     def choices(self) -> np.ndarray:
-        """Return which tokens a generator may draw next, of shape (V,): all, once the text has
-        ended."""
+        """Return which tokens a generator may draw next, of shape (V,): all after the end, where no
+        token counts."""
         if not self.ending:
             return np.ones(self._vocabulary.size, dtype=bool)
         token = self.forced()
@@ -165,7 +165,7 @@ class TokenMask:
         """Return a short ending, or None if none is found within the tokens that are left."""
         found = self._walk(OFTEN)
         if found is None or len(found) > OFTEN:
-            # The walk met a loop of the schema: leave it at once.
+            # The walk met a loop of the schema: change the filler after every byte.
             found = min(filter(None, (found, self._walk(1))), key=len, default=None)
         return found if found is not None and len(found) <= self._left else None
 
@@ -202,8 +202,8 @@ class TokenMask:
         return int(min(fillers, key=lambda token: used[int(token)] // often))
 
     def _as_text(self, path: list[int]) -> list[int]:
-        """Return the tokens that the tokenizer gives the text of `path`, which are fewer, if the
-        schema takes them."""
+        """Return the tokenizer's own tokens for the text of `path` if the schema takes them, else
+        `path`."""
         tokenizer = self._vocabulary.tokenizer
         tokens = tokenizer.tokenize_bytes(tokenizer.decode_bytes(path))
         return tokens if self._matcher.validate_tokens(tokens) == len(tokens) else path
@@ -223,8 +223,8 @@ def first_mask(
 
 
 def fitted(mask: TokenMask, tokens: Iterable[int]) -> list[int]:
-    """Return a text's tokens up to its end; those that are missing, or come after the last one that
-    leaves room for an ending, are the mask's."""
+    """Return the tokens until the text ends, or until the mask puts another one in a token's place;
+    then the mask's ending."""
     taken: list[int] = []
     for token in tokens:
         taken.append(mask.take(token))

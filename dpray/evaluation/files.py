@@ -103,7 +103,7 @@ def text_reader(settings: EvaluationSettings, schema: Mapping[str, Any]) -> Text
     columns = [name.strip() for name in settings.text.split(",")]
     if settings.turns is not None:
         if settings.text != TEXT:
-            raise InputError("--turns: stands in place of --text; give one of the two")
+            raise InputError("--turns: give --text or --turns, not both")
         return partial(turns_text, column=settings.turns, roles=None)
     if len({*columns}) < len(columns):
         raise InputError("--text: a column is given twice")

@@ -192,7 +192,7 @@ def test_canaries_of_a_run_that_does_not_finish_start_anew(settings: Settings) -
 
 
 def test_without_a_place_for_canaries_nothing_is_drawn(settings: Settings) -> None:
-    config = parse_config(settings(data__text=["text", "label"]))
+    config = parse_config(settings(data__text=["text", "note"]))
     with pytest.raises(InputError, match=r"data\.text: canaries need one column"):
         audit(config, run=no_run, canaries=True, on_progress=no_draw)
     config = parse_config(settings())

@@ -240,7 +240,7 @@ def test_tables_and_conversations_are_read_as_a_run_reads_them(tmp_path):
             str(released), "--synthetic", reader(turns="chat"), "label", AS_RECOGNISED
         )
         assert chats == [(json.dumps(said), None)]
-    with pytest.raises(InputError, match=r"^--turns: stands in place of --text"):
+    with pytest.raises(InputError, match=r"^--turns: give --text or --turns"):
         reader("title", turns="chat")
 
 

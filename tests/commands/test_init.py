@@ -61,7 +61,7 @@ def test_tables_and_conversations(folder: Path, capsys: pytest.CaptureFixture[st
     dpray.plan(config)
     for wrong, why in (
         (["--text", "title,yaer"], "--text: no column 'yaer'; there are: title, year, label"),
-        (["--text", "title", "--turns", "year"], "--turns: stands in place of --text"),
+        (["--text", "title", "--turns", "year"], "--turns: give --text or --turns"),
         (["--turns", "chat"], "--turns: no column 'chat'"),
     ):
         assert run_command(["init", "films.csv", *NEEDED, *wrong, "--force"]) == 2

@@ -143,7 +143,7 @@ def test_a_schema_of_its_own_stays(settings: Settings, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "schema", "why"),
     [
-        ({"turns": "chat"}, None, r"data\.turns: stands in place of data\.text"),
+        ({"turns": "chat"}, None, r"data\.turns: give data\.text or data\.turns"),
         ({"text": ["title", "title"]}, None, "data.text: a column is given twice"),
         ({"json_columns": ["name"]}, None, r"data\.json_columns: have to be some of several"),
         ({"text": "title", "json_columns": ["title"]}, None, r"data\.json_columns: have to be"),

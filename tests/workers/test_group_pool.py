@@ -292,8 +292,7 @@ class TestOnRay:
         assert "5" not in found and begun(tmp_path)["5"] == len(before) + 1
         assert struck in error.worker_ids and error.worker_ids.isdisjoint(before)
 
-    @pytest.mark.parametrize("unit", [None, "who"])
-    @pytest.mark.parametrize("texts", ["  ", " x", "x ", " x y "])
+    @pytest.mark.parametrize(("unit", "texts"), [(None, "  "), (None, " x y "), ("who", "  ")])
     def test_files_without_a_record_have_their_groups_too(
         self,
         settings: Callable[..., dict[str, Any]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,14 @@ def test_t_and_threshold_go_on_from_text_to_text_with_fresh_keys() -> None:
     assert second.selector.arguments["t"] == 4
     assert second.selector.arguments["noisy_threshold"] == 0.7
     assert first.selector.arguments["key"] != second.selector.arguments["key"]
+
+
+def test_a_text_that_its_schema_closed_ended_by_its_length() -> None:
+    state = BatchState(BATCH)
+    for was_closed in (True, False):
+        x = answer(method().next_text(state), "[]", "stop", 4)
+        state.add(replace(x, state=x.state | {"was_closed": was_closed}))
+    assert [x.finish_reason for x in state.X] == ["length", "stop"]
 
 
 def finish(texts: int, answers: list[tuple[str, str, int]]) -> BatchState:

@@ -285,8 +285,7 @@ def test_every_released_record_is_valid(
     assert len(records) == 6
     for record in records:
         jsonschema.validate(json.loads(record["text"]), FILM)
-        # The demo's model is far from JSON: it ends no title.
-        assert record["finish_reason"] == "length"
+        assert record["finish_reason"] in ("stop", "length")
     report = json.loads(Path(config.output.path, "privacy_report.json").read_text())
     assert report["tokens"]["private"] < report["tokens"]["total"] - 6 * 20
     assert report["public_inputs"]["schema"] == FILM
