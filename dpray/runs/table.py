@@ -97,8 +97,8 @@ def _chunks(rows: Rows) -> Iterator[list[dict[str, Any]]]:
 
 
 def _common(known: pa.DataType, values: list[Any]) -> pa.DataType:
-    """Return the type that holds the values and may hold those of type `known`. Raises one of
-    NO_TYPE if there is none, or if Parquet has none: that of an object without keys."""
+    """Return a type for the values and for those of type `known`. Raises one of NO_TYPE if they
+    have no common type, or if Parquet cannot store it, such as an empty struct."""
     found = [pa.schema([("", each)]) for each in (known, pa.array(values).type)]
     common = pa.unify_schemas(found, promote_options="permissive")
     file = pa.BufferOutputStream()

@@ -155,7 +155,7 @@ def test_a_row_prefilled_in_part_is_seen(
 def test_what_comes_from_the_prefix_cache_is_tested_and_moves_no_bit(
     vllm_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is in the cache depends on other records than the row's own."""
+    """Other records decide what the cache contains."""
     manager = scheduler(vllm_engine).kv_cache_manager
     look_up, cached = manager.get_computed_blocks, []
 
