@@ -1,4 +1,4 @@
-"""Rules on logits: exact sums over a batch's private rows, and the tokens that may be drawn.
+"""Rules on logits: exact sums over a batch's private rows, draws, and the tokens that may be drawn.
 
 **Sums over private rows** (Amin et al. 2024, Eq. 1 and 2; InvisibleInk 2025 for `dclip`).
 `recentred_sum` and `dclip_sum` return `sum over rows of (something in [-c, c]^V)`. Adding or
@@ -206,6 +206,45 @@ def columns_of(rows: torch.Tensor, chosen_K: torch.Tensor | None) -> torch.Tenso
     """Return the columns of the chosen tokens; None means all."""
     # On a CPU a quarter of what `rows[..., chosen_K]` takes.
     return rows if chosen_K is None else rows.index_select(-1, chosen_K)
+
+
+# Draws
+
+
+def sample_softmax(
+    logits: torch.Tensor,
+    temperature: float,
+    rng: np.random.Generator,
+    draws: tuple[int, ...] | None = None,
+) -> torch.Tensor:
+    """Draw once from `softmax(logits / temperature)`, or as often as the shape `draws` says;
+    carries no guarantee by itself.
+
+    The weights are cut to whole numbers that add up to less than 2^62, exactly and in any order, so
+    that all ranks and devices agree; one uniform of 62 bits inverts their cumulative sum. Of V
+    logits, 2^19 at most, a probability is off by at most 2^-59, a relative V 2^-60, and the
+    rounding of its exponential. -inf entries are never drawn.
+    Returns the index, a tensor without dimensions (or of the shape `draws`) on the logits' device,
+    and does not wait for it; it is -1 if no entry is finite, or one is +inf or not a number.
+    """
+    import torch
+
+    scaled = logits.double() / temperature
+    weights = (scaled - scaled.max()).exp_()
+    # This sum is exact, and not below the weights' own: m 2^e with m < 1. So `scale`, the power of
+    # two 2^(62 + 33 - e), rounds no weight, and takes their sum to at most m 2^62.
+    total = (weights * 2.0**33).ceil_().sum()
+    scale = total.frexp().mantissa / total * 2.0**95
+    cumulative = (weights * scale).nan_to_num_(nan=0.0).long().cumsum(0)
+    last = cumulative[-1]
+    # last * uniform / 2^62, rounded down: by halves of both, because no integer has 124 bits.
+    drawn = rng.integers(2**62, size=draws)
+    uniform = int(drawn) if draws is None else torch.from_numpy(drawn).to(logits.device)
+    high, low = uniform >> 31, uniform & (2**31 - 1)
+    last_high, last_low = last >> 31, last & (2**31 - 1)
+    middle = last_high * low + last_low * high + (last_low * low >> 31)
+    mark = last_high * high + (middle >> 31)
+    return torch.searchsorted(cumulative, mark, right=True).where(last > 0, -1)
 
 
 # Rules on public logits

@@ -16,10 +16,10 @@ import torch
 
 from dpray.engines.base import select_token, select_tokens
 from dpray.mechanisms.randomness import generator, named_key
+from dpray.methods.private_prediction.logits import sample_softmax
 from dpray.methods.private_prediction.token import (
     PrivateToken,
     PrivateTokenSelector,
-    sample_softmax,
 )
 
 V, TEXTS, POSITIONS = 3001, 9, 12

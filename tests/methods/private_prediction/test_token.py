@@ -9,10 +9,10 @@ import torch
 
 from dpray.engines.base import select_token
 from dpray.mechanisms.randomness import generator, new_key
+from dpray.methods.private_prediction.logits import sample_softmax
 from dpray.methods.private_prediction.token import (
     PrivateToken,
     PrivateTokenSelector,
-    sample_softmax,
 )
 
 ROWS = torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 1.0]])
