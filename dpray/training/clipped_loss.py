@@ -37,8 +37,9 @@ class MicroBatch:
     """Token ids, attention mask and labels, (B, T) each, padded on the right.
 
     Padding changes an example's loss in the last bits, in bfloat16 in the third digit: kernels are
-    chosen by shape, and by whether anything is padded. So training pads to fixed shapes
-    (`dpray.training.step.share`).
+    chosen by shape, and by whether anything is padded. So training pads to fixed lengths
+    (`dpray.training.step.share`), and to a fixed number of rows where that matters
+    (`dpray.training.rows`).
     """
 
     ids: torch.Tensor = field(repr=False)
@@ -103,7 +104,8 @@ class PerExampleLoss(nn.Module):
     example alone. Raises NoNormRule if a trainable layer has no rule for its norm.
 
     With `bfloat16` the frozen layers compute in it; a trainable one computes in float32: a sum over
-    examples that is rounded to 8 bits would move with everybody's gradients, by more than C.
+    examples that is rounded to 8 bits would move with everybody's gradients, by more than C. What a
+    trainable linear layer puts out is rounded, as that of a frozen one is.
     """
 
     def __init__(self, model: nn.Module, precision: Precision = "float32") -> None:
@@ -230,12 +232,13 @@ class _GivenGradients(torch.autograd.Function):
 
 
 def _compute_in_float32(module: nn.Module) -> None:
-    forward = module.forward
+    forward, is_linear = module.forward, isinstance(module, nn.Linear)
 
     def in_float32(x: torch.Tensor) -> torch.Tensor:
+        low = torch.is_autocast_enabled(x.device.type)
         with torch.autocast(x.device.type, enabled=False):
             result: torch.Tensor = forward(x.float() if x.is_floating_point() else x)
-        return result
+        return result.bfloat16() if low and is_linear else result
 
     module.forward = in_float32
 

@@ -230,6 +230,9 @@ class ZeroTrainer(ReferenceTrainer):
         losses_B: torch.Tensor = self._engine(*batch)
         return losses_B
 
+    def has_free_rows(self, full: int) -> bool:
+        return False  # all ranks would have to try a shape together
+
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
         with self._loss.clipped(

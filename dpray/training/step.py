@@ -59,9 +59,13 @@ class Trainer(Protocol):
     rank: int
     ranks: int
 
+    def has_free_rows(self, full: int) -> bool:
+        """Return whether a micro-batch may have any number of rows up to `full`, without dummies,
+        in most shapes at least."""
+
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
-        """Add the clipped gradients of a micro-batch, padded to `shape` (rows, positions), to this
-        step's sum; `last` marks the step's last micro-batch."""
+        """Add the clipped gradients of a micro-batch to this step's sum. Every text is computed as
+        it is among `shape` (rows, positions); `last` marks the step's last micro-batch."""
 
     def add_noise(self) -> None:
         """Add the step's noise to the sum, which is divided by B already: one normal for each

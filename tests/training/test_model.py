@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dpray.mechanisms.randomness import new_key
+from dpray.training.clipped_loss import MicroBatch
 from dpray.training.model import held_part, load_loss, save_model
 from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep
@@ -65,6 +66,29 @@ def test_adapters_start_alike_on_every_rank_and_leave_the_model_frozen(model_fol
     first, second = (load_loss(model_folder, settings).trainable_parameters() for _ in range(2))
     assert all((first[name] == second[name]).all() for name in first)
     assert first and all("lora_" in name for name in first)
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_bfloat16_has_attention_in_float32_on_a_cpu(
+    model: str, model_folder: str, gpt2_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        kinds.append((query.dtype, torch.is_autocast_enabled("cpu")))
+        return real(query, *rest, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    folder = model_folder if model == "llama" else gpt2_folder
+    batch, norms = MicroBatch.of(texts(4)), []
+    for precision in ("bfloat16", "float32"):
+        settings = TrainingSettings(lora_rank=2, precision=precision)  # type: ignore[arg-type]
+        loss = load_loss(folder, settings)
+        norms.append(loss.norms(batch, loss)[0])
+    assert set(kinds) == {(torch.float32, False)}
+    torch.testing.assert_close(*norms, rtol=0.1, atol=0)
+    assert not torch.equal(*norms)
 
 
 def test_full_tuning_trains_everything(model_folder: str) -> None:

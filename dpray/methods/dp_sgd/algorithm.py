@@ -37,7 +37,8 @@ class Units(Protocol[T_co]):
 
 
 MOST_ROWS = 16
-"""The rows of a micro-batch if `micro_batch_size` is not set, at most: for memory."""
+"""The rows of a micro-batch if `micro_batch_size` is not set, at most: more take memory and no less
+time."""
 
 COIN_BITS = 53
 """A unit's coin is a whole number of this many random bits."""
@@ -64,8 +65,14 @@ class DpSgd:
     with noise of their own."""
 
     @property
-    def micro_batch_size(self) -> int:
-        """Return the rows of every micro-batch: public, as they follow from B and not from a batch.
+    def most_rows(self) -> int:
+        """Return the most texts of a micro-batch."""
+        return self.settings.micro_batch_size or MOST_ROWS
+
+    @property
+    def fixed_rows(self) -> int:
+        """Return the rows of a micro-batch where dummies have to fill it up: public, as they follow
+        from B and not from a batch.
 
         With r rows a batch has about `B / r` micro-batches, each of which costs as much time as
         another row does, and the last one of each of some four lengths is half empty. The cost
@@ -95,7 +102,9 @@ def fine_tune(
     with t before anything of step t is drawn, `after_step` once the step is made. The steps before
     `start` are in the trainer's model already; `rng` is new nevertheless.
     """
-    q, size = plan.mechanism.sampling_probability, plan.micro_batch_size
+    q, size = plan.mechanism.sampling_probability, plan.most_rows
+    if not trainer.has_free_rows(size):
+        size = plan.fixed_rows
     for t in range(start, plan.steps):
         before_step(t)
         batch = one_record_each(units, poisson_batch(len(units), q, rng), rng)
