@@ -28,6 +28,7 @@ COMMANDS = {
     "audit": "Lower bounds on epsilon by the mechanisms' real code, and canaries.",
     "serve": "Serve the LLM and the embedder until Ctrl-C.",
     "report": "Write RUN_DIR/privacy_report.html, one page that opens anywhere.",
+    "card": "A dataset card, Croissant metadata and a NIST SP 800-226 sheet of a release.",
     "demo": "Private prediction on packaged, fictional clinic notes: a few minutes on a laptop.",
     "ledger": "Budgets: create, show, verify, export.",
 }

@@ -87,9 +87,7 @@ def render_report(
     Raises InputError that names the missing keys of `privacy_report`, and for files in the format
     of another version of dpray.
     """
-    missing = [key for key in REQUIRED if key not in privacy_report]
-    if missing:
-        raise InputError(f"privacy_report.json: no {', '.join(missing)}")
+    check_complete(privacy_report)
     template = templates().get_template("report.html.j2")
     try:
         return template.render(
@@ -108,14 +106,20 @@ def render_report(
         ) from None
 
 
+def check_complete(report: Mapping[str, Any]) -> None:
+    """Raises InputError that names the missing keys of a privacy report."""
+    if missing := [key for key in REQUIRED if key not in report]:
+        raise InputError(f"privacy_report.json: no {', '.join(missing)}")
+
+
 def _values(report: Mapping[str, Any], public: bool) -> dict[str, Any]:
     """Return the values that the template shows of a privacy report."""
-    methods = {each["name"]: each for each in report["method"].get("methods", [report["method"]])}
-    values = {
+    methods = _by_name(report)
+    values: dict[str, Any] = {
         "report": report,
         "batches": report.get("batches"),
         "ledger": report.get("ledger"),
-        "made_by": ", then ".join(methods),
+        "made_by": which_methods(report),
         "batch_kind": methods.get("private_prediction", {}).get("batches"),
         "votes": {"selection": "rank"} | methods.get("aug_pe", {}),
         "iterations": report.get("iterations"),
@@ -123,13 +127,29 @@ def _values(report: Mapping[str, Any], public: bool) -> dict[str, Any]:
     }
     if public and report["not_private"]:
         values["iterations"] = None
+    return values | odds_of(report)
+
+
+def which_methods(report: Mapping[str, Any]) -> str:
+    """Return the name of the run's method, or those of a chain."""
+    return ", then ".join(_by_name(report))
+
+
+def _by_name(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each for each in report["method"].get("methods", [report["method"]])}
+
+
+def odds_of(report: Mapping[str, Any]) -> dict[str, str]:
+    """Return what epsilon and delta say in words: how many times as likely an outcome may be, the
+    extra probability, and how often the best guess is right. Empty for a run without privacy."""
     epsilon, delta = report["epsilon"], report["delta"]
-    if epsilon is not None and delta is not None:
-        accuracy = attacker_accuracy(epsilon, delta)
-        values["odds"] = at_most(math.exp(min(epsilon, 700.0)))
-        values["one_in"] = one_in(delta)
-        values["attacker_percent"] = at_most(100 * accuracy, digits=4)
-    return values
+    if epsilon is None or delta is None:
+        return {}
+    return {
+        "odds": at_most(math.exp(min(epsilon, 700.0))),
+        "one_in": one_in(delta),
+        "attacker_percent": at_most(100 * attacker_accuracy(epsilon, delta), digits=4),
+    }
 
 
 def render_ledger(shown: Mapping[str, Any], made_at: str) -> str:
@@ -160,17 +180,23 @@ def render_rehearsal(summary: Mapping[str, Any]) -> str:
     return templates().get_template("rehearsal.html.j2").render(**summary, picture=picture)
 
 
-def templates() -> Environment:
-    """Return the templates of the pages: every value is escaped, and a missing one is an error."""
+def templates(autoescape: bool = True) -> Environment:
+    """Return the templates of the pages: every value is escaped as HTML needs it, unless a page is
+    no HTML, and a missing one is an error."""
     environment = Environment(
         loader=PackageLoader("dpray.report", "templates"),
-        autoescape=True,
+        autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     # `words` makes `noise multiplier` of the key `noise_multiplier`.
-    environment.filters |= {"number": number, "words": lambda key: key.replace("_", " ")}
+    environment.filters |= {
+        "number": number,
+        "words": lambda key: key.replace("_", " "),
+        # In code, within a cell of a Markdown table.
+        "cell": lambda text: " ".join(text.replace("`", "'").replace("|", "/").split()),
+    }
     return environment
 
 

@@ -4,16 +4,20 @@ file names a place."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
+import mlcroissant
 import pytest
 
 from dpray import registry
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods.config import parse_config
+from dpray.report.card import CROISSANT, write_card
 from dpray.report.page import write_report
 from dpray.runs.privacy_report import model_name
 from dpray.workers import shards
@@ -157,6 +161,17 @@ def released(run: Config) -> dict[str, str]:
     }
 
 
+def loads(folder: Path) -> int:
+    """Check the card by the libraries that read it; return the number of records they find."""
+    metadata = mlcroissant.Dataset(str(folder / CROISSANT))
+    assert not metadata.metadata.issues.errors
+    of_croissant = len(list(metadata.records("records")))
+    rows = datasets.load_dataset(str(folder), "records", split="train", cache_dir=folder / "cache")
+    shutil.rmtree(folder / "cache")
+    assert len(rows) == of_croissant
+    return of_croissant
+
+
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("kind", "changes", "stated"), CASES, ids=["-".join([c[0], *c[1]]) for c in CASES]
@@ -179,11 +194,15 @@ def test_what_is_stated_is_true_and_no_place_is_named(
         return TransformersEngine(section) if tuned else Kept(engine)
 
     report = registry.run(run, build=build)
-    page = write_report(Path(run.output.path), public=True)[0]
+    folder = Path(run.output.path)
+    page = write_report(folder, public=True)[0]
+    if NOT_PRIVATE not in stated:
+        write_card(folder, None, "unknown")
     text = Visible(page.read_text()).text
     assert {sentence for sentence in ALL if sentence in text} == stated
     files = released(run)
     assert {"run.json", "privacy_report.json", "privacy_report.html", "synthetic.jsonl"} <= {*files}
+    assert NOT_PRIVATE in stated or loads(folder) == report["records"]
     places = (
         str(tmp_path),
         str(Path(run.engine.model).parent),

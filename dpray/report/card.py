@@ -1,0 +1,250 @@
+"""`write_card` describes a release for those who get it: a dataset card, which Hugging Face's
+`datasets` and hub read, Croissant metadata, and a sheet for the questions of NIST SP 800-226.
+
+All three are made of files that may be released: the privacy report and the synthetic records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from dpray.io.files import read_json, sha256_of, write_durably
+from dpray.io.records import read_rows
+from dpray.report.nist import privacy_sheet
+from dpray.report.page import check_complete, odds_of, templates, which_methods
+from dpray.runs.folder import MODEL, TABLES
+from dpray.types import InputError, valid_unicode
+
+CARD, CROISSANT, SHEET = "README.md", "croissant.json", "nist_sp_800_226.html"
+
+RECORDS = "synthetic.jsonl"
+ROWS, TABLE = TABLES
+
+FIELDS = {
+    "text": "the synthetic text",
+    "label": "the label that the text was made for",
+    "terms": "the terms that the text was made of, or for",
+    "batch": "the batch of private records that the text was drawn with",
+    "finish_reason": "`stop` if the text ended by itself, `length` if it was cut or closed",
+    "tokens": "the number of the text's tokens",
+    "iteration": "the iteration in which the text was made",
+}
+"""The fields that a synthetic record may have."""
+
+KINDS = (
+    (pa.types.is_boolean, "sc:Boolean"),
+    (pa.types.is_integer, "sc:Integer"),
+    (pa.types.is_floating, "sc:Float"),
+    (pa.types.is_date, "sc:Date"),
+    (pa.types.is_string, "sc:Text"),
+)
+"""Croissant's names of Arrow's types."""
+
+TERMS = """
+citeAs column equivalentProperty extract field fileProperty fileObject fileSet format includes
+isLiveDataset jsonPath key md5 parentField path recordSet references regex repeated replace
+samplingRate separator source subField transform
+"""
+
+CONTEXT = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "sc": "https://schema.org/",
+    "cr": "http://mlcommons.org/croissant/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "dct": "http://purl.org/dc/terms/",
+    "conformsTo": "dct:conformsTo",
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    **{key: {"@id": f"cr:{key}", "@type": "@json"} for key in ("data", "examples")},
+    **{key: f"cr:{key}" for key in TERMS.split()},
+}
+"""The context of Croissant 1.0, which every file of metadata begins with."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """The public files of a finished run."""
+
+    folder: Path
+    report: Mapping[str, Any]
+    name: str
+    license: str
+
+    @staticmethod
+    def of(folder: Path, name: str | None, license: str) -> Release:
+        """Raises InputError if the folder is not that of a finished run, or if the run was not
+        private."""
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such folder")
+        report = read_json(folder / "privacy_report.json")
+        check_complete(report)
+        if report["not_private"]:
+            raise InputError(
+                f"{folder}: this run is not private, and nothing of it may be released"
+            )
+        ledger = report.get("ledger") or {}
+        return Release(folder, report, name or ledger.get("dataset", folder.name), license)
+
+    @property
+    def has_table(self) -> bool:
+        return (self.folder / TABLE).exists()
+
+    @property
+    def has_model(self) -> bool:
+        return (self.folder / MODEL).is_dir()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        return (row for _, row in read_rows(str(self.folder / RECORDS)))
+
+
+def write_card(run_dir: Path, name: str | None, license: str) -> list[Path]:
+    """Write the card, the metadata and the sheet into the run's folder; return their paths. `name`
+    is the data set's, or null for the one in the ledger; `license` is an identifier of the hub."""
+    release = Release.of(run_dir, name, license)
+    contents = {
+        CARD: dataset_card(release),
+        CROISSANT: json.dumps(croissant(release), indent=2, ensure_ascii=False) + "\n",
+        SHEET: privacy_sheet(release.report, release.name),
+    }
+    for file, content in contents.items():
+        write_durably(run_dir / file, valid_unicode(content))
+    return [run_dir / file for file in contents]
+
+
+def dataset_card(release: Release) -> str:
+    """Return Markdown with the header that the hub and `datasets.load_dataset` read."""
+    configs = [{"config_name": "records", "data_files": RECORDS, "default": True}]
+    if release.has_table:
+        # `datasets` reads all configurations of a folder by one builder, here that of JSON.
+        configs.append({"config_name": "table", "data_files": ROWS})
+    header = {
+        "pretty_name": release.name,
+        "license": release.license,
+        "annotations_creators": ["machine-generated"],
+        "task_categories": ["text-generation"],
+        "tags": ["synthetic", "differential-privacy", "dpray"],
+        "configs": configs,
+    }
+    counts, words = _figures_of(release.rows())
+    template = templates(autoescape=False).get_template("card.md.j2")
+    return template.render(
+        header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True),
+        release=release,
+        report=release.report,
+        odds=odds_of(release.report),
+        made_by=which_methods(release.report),
+        fields={name: FIELDS.get(name, "a value of the record") for name in _schema(release)},
+        counts=counts,
+        words=words,
+        table=TABLE,
+    )
+
+
+def _figures_of(rows: Iterator[dict[str, Any]]) -> tuple[dict[str, int], Mapping[str, float]]:
+    """Return the number of released records of each label, as JSON writes it, and quantiles of the
+    numbers of words of the released texts."""
+    counts: Counter[str] = Counter()
+    words = []
+    for row in rows:
+        words.append(len(row["text"].split()))
+        counts[json.dumps(row.get("label"), ensure_ascii=False)] += 1
+    quantiles = np.quantile(words or [0], (0.1, 0.5, 0.9))
+    return dict(counts.most_common()), dict(zip(("10 %", "50 %", "90 %"), quantiles, strict=True))
+
+
+def croissant(release: Release) -> dict[str, Any]:
+    """Return the metadata in the vocabulary of Croissant 1.0 (MLCommons)."""
+    files = {RECORDS: "application/jsonlines"}
+    sets = [_record_set("records", RECORDS, _schema(release))]
+    if release.has_table:
+        files[TABLE] = "application/x-parquet"
+        sets.append(_record_set("table", TABLE, _columns(pq.read_schema(release.folder / TABLE))))
+    report = release.report
+    return {
+        "@context": CONTEXT,
+        "@type": "sc:Dataset",
+        "name": release.name,
+        "description": f"{report['records']} synthetic records, differentially private: epsilon "
+        f"{report['epsilon']:g}, delta {report['delta']:g}, unit: {report['privacy_unit']}.",
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "license": release.license,
+        "datePublished": datetime.now(UTC).date().isoformat(),
+        "version": "1.0.0",
+        "distribution": [
+            {
+                "@type": "cr:FileObject",
+                "@id": name,
+                "name": name,
+                "contentUrl": name,
+                "encodingFormat": kind,
+                "sha256": sha256_of(release.folder / name),
+            }
+            for name, kind in files.items()
+        ],
+        "recordSet": sets,
+    }
+
+
+Columns = Mapping[str, tuple[str, bool]]
+"""By name: Croissant's type of a column, and whether a cell is a list of such values."""
+
+
+def _record_set(name: str, file: str, columns: Columns) -> dict[str, Any]:
+    return {
+        "@type": "cr:RecordSet",
+        "@id": name,
+        "name": name,
+        "field": [
+            {
+                "@type": "cr:Field",
+                "@id": f"{name}/{column}",
+                "name": column,
+                "dataType": kind,
+                "source": {"fileObject": {"@id": file}, "extract": {"column": column}},
+            }
+            | ({"repeated": True} if is_list else {})
+            for column, (kind, is_list) in columns.items()
+        ],
+    }
+
+
+def _schema(release: Release) -> Columns:
+    """Return the columns of the synthetic records. A column with values of several types is text,
+    as pandas and `datasets` read it."""
+    values: dict[str, list[Any]] = {}
+    for row in release.rows():
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    found: dict[str, tuple[str, bool]] = {}
+    for name, of_column in values.items():
+        try:
+            found |= _columns(pa.schema([(name, pa.array(of_column).type)]))
+        except pa.ArrowException:
+            found[name] = ("sc:Text", False)
+    return found
+
+
+def _columns(schema: pa.Schema) -> dict[str, tuple[str, bool]]:
+    """Return the columns that Croissant has a type for; values with fields of their own have
+    none."""
+    found = {}
+    for column in schema:
+        is_list = pa.types.is_list(column.type)
+        inner = column.type.value_type if is_list else column.type
+        kind = next((kind for is_kind, kind in KINDS if is_kind(inner)), None)
+        if pa.types.is_null(inner):
+            kind = "sc:Text"
+        if kind is not None:
+            found[column.name] = (kind, is_list)
+    return found

@@ -1,0 +1,130 @@
+"""`dpray card`: what its files say, of a run's public files alone."""
+
+import json
+
+import datasets
+import mlcroissant
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from dpray.commands.card import card
+from dpray.report.card import CARD, CROISSANT, SHEET, write_card
+from dpray.report.nist import answers
+from dpray.types import InputError
+from tests.report.browser import needs_browser, rendered_in_silence
+from tests.report.reports import ATTACK, a_report
+from tests.report.test_page import Visible
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    (tmp_path / "privacy_report.json").write_text(json.dumps(a_report()))
+    rows = [
+        {"text": "note " * (n + 1), "label": "ab"[n % 2], "terms": ["x", "y"]} for n in range(10)
+    ]
+    (tmp_path / "synthetic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "evaluation.json").write_text('{"secret": 0.123456}')
+    return tmp_path
+
+
+def test_the_card_states_the_guarantee_and_figures_of_the_released_texts(run_dir):
+    write_card(run_dir, None, "cc-by-4.0")
+    _, header, body = (run_dir / CARD).read_text().split("---\n", 2)
+    found = yaml.safe_load(header)
+    assert found["pretty_name"] == "clinic-notes" and found["license"] == "cc-by-4.0"
+    assert found["configs"] == [
+        {"config_name": "records", "data_files": "synthetic.jsonl", "default": True}
+    ]
+    for said in (
+        "| epsilon, at most | 3.98765 |",
+        "| what is protected | patient (column patient_id) |",
+        "- Timing: how long a batch takes is not protected.",
+        "| `\"a\"` | 5 |",
+        "Words of a text: 2 at 10 %, 6 at 50 %, 9 at 90 %.",
+    ):  # fmt: skip
+        assert said in body
+    assert "0.123456" not in "".join(
+        (run_dir / name).read_text() for name in (CARD, CROISSANT, SHEET)
+    )
+
+
+def test_the_libraries_read_what_the_card_promises(run_dir):
+    table = pa.table({"year": [1999, 2001], "cast": [["A"], ["B", "C"]], "odd": [{"a": 1}] * 2})
+    pq.write_table(table, run_dir / "table.parquet")
+    rows = "".join(json.dumps(row) + "\n" for row in table.to_pylist())
+    (run_dir / "table.jsonl").write_text(rows)
+    write_card(run_dir, "my notes", "unknown")
+    metadata = mlcroissant.Dataset(str(run_dir / CROISSANT))
+    assert metadata.metadata.name == "my notes" and not metadata.metadata.issues.errors
+    assert [row["table/year"] for row in metadata.records("table")] == [1999, 2001]
+    first = next(iter(metadata.records("records")))
+    assert first["records/text"] == b"note " and set(first) == {
+        "records/text", "records/label", "records/terms",
+    }  # fmt: skip
+    cache = run_dir / "private" / "cache"
+    for name, rows in (("records", 10), ("table", 2)):
+        loaded = datasets.load_dataset(str(run_dir), name, split="train", cache_dir=cache)
+        assert len(loaded) == rows
+
+
+def test_a_changed_file_no_longer_fits_the_metadata(run_dir):
+    write_card(run_dir, None, "unknown")
+    (run_dir / "synthetic.jsonl").write_text('{"text": "other"}\n')
+    with pytest.raises(Exception, match=r"Download\(synthetic.jsonl\)"):
+        list(mlcroissant.Dataset(str(run_dir / CROISSANT)).records("records"))
+
+
+def test_the_sheet_answers_from_the_report_and_leaves_the_rest_to_the_owner():
+    parts = answers(a_report())
+    said = {each.question: each for part in parts.values() for each in part}
+    assert "delta times units is 0.004" in said["How large are epsilon and delta?"].answer
+    assert "record by record" not in said["Who or what is one unit?"].answer
+    by_record = answers(a_report(privacy_unit="record"))
+    assert any("record by record" in each.answer for part in by_record.values() for each in part)
+    left = [each.question for each in said.values() if each.source is None]
+    assert len(left) == 4 and all(not said[question].answer for question in left)
+
+
+@needs_browser
+def test_a_browser_shows_the_sheet_and_runs_nothing_of_a_report(run_dir):
+    report = a_report(privacy_unit=ATTACK, public_inputs={"labels": [ATTACK], "public_size": 7})
+    (run_dir / "privacy_report.json").write_text(json.dumps(report))
+    write_card(run_dir, ATTACK, "unknown")
+    page = rendered_in_silence(run_dir / SHEET)
+    assert "owned" not in page.partition("</title>")[0].partition("document.title")[0]
+    assert ATTACK.split("'")[0].split("<img")[0] in Visible((run_dir / SHEET).read_text()).text
+
+
+def test_a_name_cannot_break_the_header_or_a_table(run_dir):
+    row = {"text": "x", "label": "a|b`c\n| d", "k`|\n": 1}
+    (run_dir / "synthetic.jsonl").write_text(json.dumps(row) + "\n")
+    write_card(run_dir, "a: b\n---\n# c", "unknown")
+    header = (run_dir / CARD).read_text().split("\n---\n")[0].removeprefix("---\n")
+    assert yaml.safe_load(header)["license"] == "unknown"
+    lines = (run_dir / CARD).read_text().splitlines()
+    assert '| `"a/b\'c\\n/ d"` | 1 |' in lines and "| `k'/` | a value of the record |" in lines
+
+
+def test_what_is_no_private_run_has_no_card(run_dir, tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        write_card(tmp_path / "none", None, "unknown")
+    for changes, message in (({"not_private": True}, "not private"), (None, "no epsilon")):
+        report = {"not_private": False} if changes is None else a_report(**changes)
+        (run_dir / "privacy_report.json").write_text(json.dumps(report))
+        with pytest.raises(InputError, match=message):
+            write_card(run_dir, None, "unknown")
+    assert not (run_dir / CARD).exists()
+
+
+def test_the_command_says_where_the_files_are(run_dir, capsys):
+    card(run_dir)
+    assert capsys.readouterr().out.splitlines() == [
+        f"Written to {run_dir / name}" for name in (CARD, CROISSANT, SHEET)
+    ]
+    card(run_dir, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "paths": [str(run_dir / name) for name in (CARD, CROISSANT, SHEET)]
+    }
