@@ -99,7 +99,11 @@ def next_batches(plan: PrivatePredictionPlan, waiting: list[str], decoded: Decod
 
     A batch may give none, because its text was empty or not finished. What it gave is released, so
     what is decoded next is a public choice, and the batches still compose in parallel.
+    Poisson batches come label by label: a record joins several of its label, and the prefix cache
+    is more likely to have its prompt still.
     """
+    if not plan.disjoint:
+        return sorted(waiting, key=plan.batches.label_of)
     most = plan.settings.max_records
     if most is None or plan.batches_decoded == plan.batches.num_batches:
         return waiting

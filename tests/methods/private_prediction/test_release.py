@@ -135,6 +135,17 @@ def test_as_many_batches_are_next_as_the_missing_records_ask_for(
     assert next_batches(plan, waiting, decoded) == waiting[:following]
 
 
+def test_poisson_batches_are_decoded_label_by_label(
+    settings: Callable[..., dict[str, Any]],
+) -> None:
+    plan = make_plan(parse_config(settings(method__batches="poisson", method__max_records=None)))
+    waiting = list(plan.batches.batch_ids())[3:]
+    following = next_batches(plan, waiting, Decoded(batches=3))
+    assert sorted(following) == sorted(waiting) != waiting
+    labels = [plan.batches.label_of(batch) for batch in following]
+    assert labels == sorted(labels)
+
+
 def test_attempts_are_counted_unit_by_unit() -> None:
     places = [("0/0", "x"), ("0/1", "x"), ("0/1", "y"), ("labels", "x")]
     assert list(starts(iter(places))) == [("0/0", 1), ("0/1", 2), ("labels", 1)]
