@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.evaluation.downstream import summaries
-from dpray.evaluation.texts import parse_json
+from dpray.evaluation.texts import parsed_record
 
 MOST_COLUMNS = 40
 """Further columns are not compared."""
@@ -100,7 +100,7 @@ def _kind(records: Sequence[Mapping[str, Any]], name: str) -> str:
 
 
 def _record(text: str) -> dict[str, Any]:
-    value = parse_json(text)
+    value = parsed_record(text)
     return value if isinstance(value, dict) else {}
 
 

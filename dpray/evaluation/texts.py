@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from referencing.exceptions import Unresolvable
 from scipy.stats import wasserstein_distance
 
 from dpray.evaluation.downstream import summaries
+from dpray.io.table import parse_json
 from dpray.mechanisms.topics import class_terms, clusters_of
 from dpray.types import InputError
 
@@ -93,7 +93,7 @@ def structure(texts: Sequence[str], schema: dict[str, Any] | None) -> dict[str, 
 
     Raises InputError for a schema that is not valid or that points outside itself.
     """
-    values = [parse_json(text) for text in texts]
+    values = [parsed_record(text) for text in texts]
     parsed = [value for value in values if value is not None]
     return {
         "json_parse_share": len(parsed) / len(texts),
@@ -101,17 +101,13 @@ def structure(texts: Sequence[str], schema: dict[str, Any] | None) -> dict[str, 
     }
 
 
-def parse_json(text: str) -> dict[str, Any] | list[Any] | None:
+def parsed_record(text: str) -> dict[str, Any] | list[Any] | None:
     """Return the JSON object or array that `text` is, or None."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict | list) else None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
 
 
 def _fitting(values: Sequence[Any], schema: dict[str, Any]) -> int:

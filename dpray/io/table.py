@@ -70,13 +70,9 @@ def _from_json(cell: str, column: str, where: Where) -> Any:
     if is_empty(cell):
         return None
     try:
-        return json.loads(cell, parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError):
+        return parse_json(cell)
+    except ValueError:
         raise InputError(f"{where}: column '{column}' is not JSON") from None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
 
 
 def _list_of(value: Any, column: str, where: Where) -> Sequence[Any]:
@@ -119,14 +115,22 @@ def turns_of(text: str) -> list[dict[str, str]] | None:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return None
 
 
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text. Raises ValueError for any other text, and for what
+    `json.loads` takes beyond the strict grammar: NaN, infinities, and a number such as 1e999, which
+    would be infinite."""
+    try:
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def _finite(number: str) -> float:
-    """Return a number. Raises ValueError for one such as 1e999, which would be infinite: JSON has
-    no infinity."""
     if not math.isfinite(found := float(number)):
-        raise ValueError("too large")
+        raise ValueError(f"{number} is not finite")
     return found

@@ -5,7 +5,7 @@ import pytest
 
 from dpray.evaluation.texts import (
     compare_topics,
-    parse_json,
+    parsed_record,
     structure,
 )
 from dpray.types import InputError
@@ -45,10 +45,21 @@ def test_shares_count_all_texts():
 
 
 @pytest.mark.parametrize(
-    "text", ["12", '"a"', "null", '{"a": NaN}', "{'a': 1}", '{"a": 1} {"b": 2}', "[" * 100_000, ""]
+    "text",
+    [
+        "12",
+        '"a"',
+        "null",
+        '{"a": NaN}',
+        "{'a': 1}",
+        '{"a": 1e999}',
+        '{"a": 1} {"b": 2}',
+        "[" * 100_000,
+        "",
+    ],
 )
 def test_what_is_not_one_strict_json_record(text):
-    assert parse_json(text) is None
+    assert parsed_record(text) is None
 
 
 @pytest.mark.parametrize(
