@@ -12,6 +12,7 @@ from rich.text import Text
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.config.config import Config
+from dpray.runs.folder import TABLES
 from dpray.terminal import Terminal, add_or_remove, progress_bar
 
 
@@ -54,7 +55,7 @@ def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
     if table := report.get("table"):
         left_out = f"; {table['left_out']} texts are no rows of it" if table["left_out"] else ""
         console.print(f"The table has {table['rows']} rows{left_out}")
-        files[1:1] = ["table.jsonl", "table.parquet"]
+        files[1:1] = TABLES
     for name in files:
         console.print(f"  {folder / name}", highlight=False, soft_wrap=True)
 
