@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.evaluation.downstream import summaries
-from dpray.evaluation.texts import parsed_record
+from dpray.evaluation.texts import Parse, parsed_record
 
 MOST_COLUMNS = 40
 """Further columns are not compared."""
@@ -38,7 +38,11 @@ Codes = npt.NDArray[np.int64]
 
 
 def compare_columns(
-    synthetic: Sequence[str], train: Sequence[str], test: Sequence[str], seeds: int
+    synthetic: Sequence[str],
+    train: Sequence[str],
+    test: Sequence[str],
+    seeds: int,
+    parse: Parse = parsed_record,
 ) -> dict[str, Any] | None:
     """Compare the columns of synthetic and of real test records; None unless most of the real texts
     are JSON objects.
@@ -49,7 +53,7 @@ def compare_columns(
     seed draws equally many synthetic and other real records, and all test records again
     (bootstrap). A text that is no object has no column. All sequences must be non-empty.
     """
-    sides = [[_record(text) for text in texts] for texts in (synthetic, train, test)]
+    sides = [_objects(texts, parse) for texts in (synthetic, train, test)]
     names = _columns([*sides[1], *sides[2]])
     if not names:
         return None
@@ -85,10 +89,12 @@ def compare_columns(
     }
 
 
-def other_types(synthetic: Sequence[str], real: Sequence[str]) -> list[str]:
+def other_types(
+    synthetic: Sequence[str], real: Sequence[str], parse: Parse = parsed_record
+) -> list[str]:
     """Return the columns that hold numbers on one side and texts on the other, as the cells of CSV
     do: none of their values can be the same."""
-    sides = [[_record(text) for text in texts] for texts in (synthetic, real)]
+    sides = [_objects(texts, parse) for texts in (synthetic, real)]
     return [name for name in _columns(sides[1]) if len({_kind(side, name) for side in sides}) > 1]
 
 
@@ -99,9 +105,9 @@ def _kind(records: Sequence[Mapping[str, Any]], name: str) -> str:
     return kinds.most_common(1)[0][0] if kinds else "value"
 
 
-def _record(text: str) -> dict[str, Any]:
-    value = parsed_record(text)
-    return value if isinstance(value, dict) else {}
+def _objects(texts: Sequence[str], parse: Parse) -> list[dict[str, Any]]:
+    """Return the texts' columns: none of a text that is no JSON object."""
+    return [value if isinstance(value, dict) else {} for value in map(parse, texts)]
 
 
 def _columns(real: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,13 @@ from dpray.evaluation.columns import compare_columns, other_types
 from dpray.evaluation.copies import compare_copies
 from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
-from dpray.evaluation.texts import compare_lengths, compare_topics, structure
+from dpray.evaluation.texts import (
+    Parse,
+    compare_lengths,
+    compare_topics,
+    parsed_record,
+    structure,
+)
 from dpray.io.columns import label_name
 from dpray.types import InputError, OnProgress, Progress, no_progress
 
@@ -61,19 +68,20 @@ def evaluate(
     given = {"real": real, "synthetic": synthetic, "train": train, "floor": floor}
     records = {name: rows for name, rows in given.items() if rows is not None}
     sets = _sets(records)
-    made = [text for text, _ in synthetic]
+    made, tested = ([text for text, _ in rows] for rows in (synthetic, real))
+    parse = cache(parsed_record)
     # A bad schema is refused before the long work.
     shares = {
-        "real": structure([text for text, _ in real], schema),
-        "synthetic": structure(made, schema),
+        "real": structure(tested, schema, parse),
+        "synthetic": structure(made, schema, parse),
     }
     embedded = _embed(sets, embedder, on_progress)
-    compared = _compare(sets, embedded, seeds, on_progress)
+    compared = _compare(sets, embedded, seeds, parse, on_progress)
     return {
         "private": NOT_FOR_RELEASE,
         "warnings": _warnings(
             made,
-            [text for text, _ in real],
+            other_types(made, tested, parse),
             compared["fidelity"]["records_a_side"],
             train is None,
         ),
@@ -85,7 +93,11 @@ def evaluate(
 
 
 def _compare(
-    sets: Sets, embedded: Mapping[str, Embedded], seeds: int, on_progress: OnProgress
+    sets: Sets,
+    embedded: Mapping[str, Embedded],
+    seeds: int,
+    parse: Parse,
+    on_progress: OnProgress,
 ) -> dict[str, Any]:
     """Return the parts of the result that compare the `SIDES`."""
     made, other, tested = texts = [[text for text, _ in sets[key]] for key in SIDES]
@@ -105,7 +117,7 @@ def _compare(
         "copies": copies,
         "topics": compare_topics(texts, vectors),
         "lengths": compare_lengths(made, other, tested, seeds),
-        "columns": compare_columns(made, other, tested, seeds),
+        "columns": compare_columns(made, other, tested, seeds, parse),
     }
 
 
@@ -215,13 +227,13 @@ def _by_label(records: Sequence[Labelled]) -> dict[str, int]:
 
 
 def _warnings(
-    synthetic: Sequence[str], real: Sequence[str], records_a_side: int, halves: bool
+    synthetic: Sequence[str], of_other_types: Sequence[str], records_a_side: int, halves: bool
 ) -> list[str]:
     """Return warnings about numbers that may mislead."""
     found = [
         f"column '{name}' has texts on one side and none on the other: with a schema, the cells of "
         "CSV have its types"
-        for name in other_types(synthetic, real)
+        for name in of_other_types
     ]
     if records_a_side < DRAW:
         found.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,27 +87,36 @@ def compare_topics(
     ]
 
 
-def structure(texts: Sequence[str], schema: dict[str, Any] | None) -> dict[str, float | None]:
-    """Return `json_parse_share`, the share of texts that are one JSON object or array by the strict
-    grammar (no NaN), and `schema_share`, the share that also fits `schema` (None without a schema).
-
-    Raises InputError for a schema that is not valid or that points outside itself.
-    """
-    values = [parsed_record(text) for text in texts]
-    parsed = [value for value in values if value is not None]
-    return {
-        "json_parse_share": len(parsed) / len(texts),
-        "schema_share": None if schema is None else _fitting(parsed, schema) / len(texts),
-    }
+Record = dict[str, Any] | list[Any]
+"""A JSON object or array."""
 
 
-def parsed_record(text: str) -> dict[str, Any] | list[Any] | None:
+def parsed_record(text: str) -> Record | None:
     """Return the JSON object or array that `text` is, or None."""
     try:
         value = parse_json(text)
     except ValueError:
         return None
     return value if isinstance(value, dict | list) else None
+
+
+Parse = Callable[[str], Record | None]
+"""`parsed_record`, or a cache of it."""
+
+
+def structure(
+    texts: Sequence[str], schema: dict[str, Any] | None, parse: Parse = parsed_record
+) -> dict[str, float | None]:
+    """Return `json_parse_share`, the share of texts that are one JSON object or array by the strict
+    grammar (no NaN), and `schema_share`, the share that also fits `schema` (None without a schema).
+
+    Raises InputError for a schema that is not valid or that points outside itself.
+    """
+    parsed = [value for value in map(parse, texts) if value is not None]
+    return {
+        "json_parse_share": len(parsed) / len(texts),
+        "schema_share": None if schema is None else _fitting(parsed, schema) / len(texts),
+    }
 
 
 def _fitting(values: Sequence[Any], schema: dict[str, Any]) -> int:

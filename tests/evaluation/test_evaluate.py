@@ -4,6 +4,7 @@ import json
 import random
 import warnings
 import zlib
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from dpray.evaluation import NOT_FOR_RELEASE
 from dpray.evaluation.downstream import Embedded, logistic_regression
 from dpray.evaluation.evaluate import evaluate, split
+from dpray.evaluation.texts import parsed_record
 from dpray.types import InputError
 
 WORDS = {
@@ -204,3 +206,19 @@ def test_many_labels_of_few_records_are_no_warning():
     labels = np.array([f"label {n % 20}" for n in range(30)])
     with warnings.catch_warnings(action="error"):
         logistic_regression(Embedded(np.eye(3, dtype=np.float32)[np.arange(30) % 3], labels))
+
+
+def test_a_text_is_parsed_once(monkeypatch):
+    parsed = Counter()
+
+    def parse(text):
+        parsed[text] += 1
+        return parsed_record(text)
+
+    monkeypatch.setattr("dpray.evaluation.evaluate.parsed_record", parse)
+    sets = ([(f'{{"a": "{text}"}}', label) for text, label in notes(60, k)] for k in (1, 2, 3))
+    real, synthetic, train = sets
+    found = evaluate(real, synthetic, BagOfWords(), train=train, seeds=1)
+    assert found["structure"]["real"]["json_parse_share"] == 1.0 and found["columns"] is not None
+    assert parsed.keys() == {text for side in (real, synthetic, train) for text, _ in side}
+    assert {*parsed.values()} == {1}
