@@ -1,5 +1,6 @@
 """Tests of what is installed: the wheel, the licences of dependencies, the two sets of versions."""
 
+import ast
 import functools
 import os
 import re
@@ -136,6 +137,28 @@ def installed(requirements):
             if needed.marker is None or any(map(needed.marker.evaluate, extras)):
                 waiting.append(needed)
     return {name: distribution for (name, _), distribution in found.items()}
+
+
+def test_every_hard_dependency_is_imported():
+    imported = {
+        name.partition(".")[0]
+        for path in (ROOT / "dpray").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [node.module]
+            if isinstance(node, ast.ImportFrom)
+            else [each.name for each in node.names]
+        )
+    }
+    provided = {
+        canonicalize_name(distribution)
+        for module, distributions in metadata.packages_distributions().items()
+        for distribution in distributions
+        if module in imported
+    }
+    named = {canonicalize_name(Requirement(each).name) for each in PROJECT["dependencies"]}
+    assert named <= provided
 
 
 def test_no_hard_dependency_is_under_the_gpl():
