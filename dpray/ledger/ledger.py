@@ -18,7 +18,7 @@ from dpray.ledger.chain import Chain, Entry
 from dpray.ledger.operations import Operation, Seen, Tip, Transaction
 from dpray.ledger.protocol import P, RunLedger, T
 from dpray.ledger.store import Store, is_transient
-from dpray.types import DprayError
+from dpray.types import DprayError, LedgerError
 
 ATTEMPTS = 8
 """A write is made this often at most, over some ten seconds, if its connection is lost."""
@@ -132,8 +132,8 @@ class Ledger(RunLedger):
         return entry is not None and entry.hash == entry.digest() == head
 
     def verify(self) -> list[str]:
-        """Recompute every hash, every cost from its event, and every total. Returns the problems,
-        one line each."""
+        """Recompute every hash, every cost from its event, and every total, and look whether the
+        ledger still has its key. Returns the problems, one line each."""
         return self.read(lambda connection: list(_problems(connection)))
 
     def show(self) -> dict[str, Any]:
@@ -171,6 +171,10 @@ def _problems(connection: sa.Connection) -> Iterator[str]:
             )
     for name in ends:
         yield f"data set '{name}': all of its entries are missing"
+    try:
+        queries.data_key(connection)
+    except LedgerError as error:
+        yield str(error)
 
 
 def _dataset_problems(chain: Chain, rows: Iterator[Entry]) -> Iterator[str]:

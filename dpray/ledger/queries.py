@@ -258,11 +258,20 @@ def file_digests(connection: sa.Connection, contents: Iterable[bytes]) -> list[s
     leaves the database for this alone: an export confirms no guess of a file."""
     if not (contents := list(contents)):
         return []
-    key = connection.execute(sa.select(secret.c.data_key)).scalar()
-    if key is None:
-        raise LedgerError("the ledger has lost its key: nothing more is charged to it")
-    own = bytes.fromhex(key)
+    own = data_key(connection)
     return [hmac.new(own, content, hashlib.sha256).hexdigest() for content in contents]
+
+
+def data_key(connection: sa.Connection) -> bytes:
+    """Return the ledger's own key. Raises `LedgerError` if it is lost."""
+    try:
+        [digits] = connection.execute(sa.select(secret.c.data_key)).scalars()
+        key = bytes.fromhex(digits)
+    except (ValueError, TypeError):
+        key = b""
+    if len(key) != 32:
+        raise LedgerError("the ledger has lost its key: nothing more is charged to it")
+    return key
 
 
 def broken_chain(dataset: str) -> LedgerError:

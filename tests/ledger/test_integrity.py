@@ -137,6 +137,25 @@ def test_verify_sees_a_charge_that_never_covered_its_event(url: str, ledger: Led
     assert any("privacy_unit" in problem for problem in problems)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM dpray_secret",
+        "UPDATE dpray_secret SET data_key = 'no key'",
+        "UPDATE dpray_secret SET data_key = ''",
+        "INSERT INTO dpray_secret VALUES ('00')",
+    ],
+)
+def test_verify_sees_that_the_ledger_has_lost_its_key(
+    ledger: Ledger, edit: Callable[[str], None], statement: str
+):
+    """Without it, files that were charged under another name are not recognised."""
+    edit(statement)
+    assert [problem for problem in ledger.verify() if "lost its key" in problem]
+    with pytest.raises(LedgerError, match="lost its key"):
+        reserve(ledger, "run-3", files=[b"digest of a file"])
+
+
 @pytest.mark.parametrize("payload", ["[]", "5", "null", '"a"'])
 def test_a_create_entry_that_is_no_object_is_a_problem(
     ledger: Ledger, edit: Callable[[str], None], payload: str
