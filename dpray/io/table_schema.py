@@ -7,7 +7,8 @@ from typing import Any
 
 
 def turns_schema(roles: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON Schema of a conversation between `roles`."""
+    """Return the JSON Schema of a conversation between `roles`: of one message if there is one
+    role, else of at least two."""
     message = {
         "type": "object",
         "properties": {
@@ -17,7 +18,7 @@ def turns_schema(roles: Sequence[str]) -> dict[str, Any]:
         "required": ["role", "content"],
         "additionalProperties": False,
     }
-    return {"type": "array", "items": message, "minItems": 1}
+    return {"type": "array", "items": message, "minItems": min(2, len(roles))}
 
 
 def json_columns_of(schema: Mapping[str, Any]) -> list[str]:

@@ -191,7 +191,9 @@ def test_a_text_of_another_form_is_no_conversation(text: str) -> None:
 def test_the_schema_of_conversations_takes_what_is_read() -> None:
     import jsonschema
 
-    text = turns([{"role": "user", "content": "Hi"}])
-    jsonschema.validate(json.loads(text), turns_schema(ROLES))
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate([{"role": "system", "content": "Hi"}], turns_schema(ROLES))
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    jsonschema.validate(json.loads(turns(said)), turns_schema(ROLES))
+    jsonschema.validate(said[:1], turns_schema(ROLES[:1]))
+    for other in ([{"role": "system", "content": "Hi"}] * 2, said[:1], []):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(other, turns_schema(ROLES))
