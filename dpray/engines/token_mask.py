@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpray.engines.pattern_text import pattern_texts
 from dpray.engines.schema import Schema, compile_limits
 from dpray.types import InputError
 
@@ -22,12 +23,14 @@ from dpray.types import InputError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-CLOSERS = b'}])"'
+BRACKETS, QUOTE = b"}])", b'"'
 """Bytes that are tried first when a text has to end. The first one that changes what may come next
-is taken."""
+is taken. Between values of JSON a quote begins a string; in a string, which may hold all brackets,
+it ends the string and is tried before them."""
 
 FILLERS = b"a0 " + (ascii_letters + digits).encode()
-"""Bytes that are tried if no closer is taken; any other byte follows, opening brackets last."""
+"""Bytes that are tried if no closer and no text of a pattern is taken; any other byte follows,
+opening brackets last."""
 
 OFTEN = 64
 """A filler is used this many times before the next one is."""
@@ -44,7 +47,7 @@ class Vocabulary:
         self.tokenizer = tokenizer
         self.size = tokenizer.vocab_size
         self.eos = tokenizer.eos_token
-        self.closers = self._single_bytes(CLOSERS)
+        self.brackets, self.quote = map(self._single_bytes, (BRACKETS, QUOTE))
         rest = bytes(sorted(range(256), key=b"([{".__contains__))
         self.fillers = self._single_bytes(bytes(dict.fromkeys(FILLERS + rest)))
 
@@ -94,6 +97,8 @@ class TokenMask:
             raise InputError(f"method.schema: {self._matcher.get_error()[:300]}")
         if not self._matcher.consume_tokens(tokenizer.tokenize_str(before)):
             raise InputError("method.template: no text of method.schema begins like `output`")
+        self._is_json = schema.kind == "json"
+        self._patterns = [tokenizer.tokenize_str(text) for text in pattern_texts(schema)]
         self._allowed: np.ndarray | None = None
         self.was_closed = False
         ending = self._shortest_ending()
@@ -170,36 +175,40 @@ class TokenMask:
         return found if found is not None and len(found) <= self._left else None
 
     def _walk(self, often: int) -> list[int] | None:
-        """Walk to the end of a text, byte by byte; return its tokens."""
+        """Walk to the end of a text; return its tokens."""
         matcher = self._matcher.deep_copy()
         path: list[int] = []
         used: Counter[int] = Counter()
         while not matcher.is_accepting():
-            token = self._closer(matcher, used, often)
-            if token is None or len(path) > MOST_BYTES * self._left:
+            tokens = self._closer(matcher, used, often)
+            if not tokens or len(path) > MOST_BYTES * self._left:
                 return None
-            used[token] += 1
-            path.append(token)
-            matcher.consume_token(token)
+            used.update(tokens)
+            path += tokens
+            matcher.consume_tokens(tokens)
         return [*self._as_text(path), self._vocabulary.eos]
 
-    def _closer(self, matcher: LLMatcher, used: Counter[int], often: int) -> int | None:
-        """Return the token that leads to the end of a text: the first that changes what may come
-        next, or else the first filler that was not used `often` times more than the others.
-        Return None if no token may come next."""
+    def _closer(self, matcher: LLMatcher, used: Counter[int], often: int) -> list[int]:
+        """Return the tokens that lead to the end of a text: the first closer, or text of a pattern,
+        that changes what may come next, or else the first filler that was not used `often` times
+        more than the others. Return none if no token may come next."""
         packed = self._vocabulary.mask(matcher)
         allowed = self._vocabulary.unpacked(packed)
-        for token in self._vocabulary.closers:
-            if allowed[token]:
-                matcher.consume_token(token)
+        closers = [self._vocabulary.brackets, self._vocabulary.quote]
+        if self._is_json and allowed[self._vocabulary.brackets].all():
+            closers.reverse()
+        leads: list[list[int]] = [*np.concatenate(closers)[:, None].tolist(), *self._patterns]
+        for tokens in leads:
+            if matcher.validate_tokens(tokens) == len(tokens):
+                matcher.consume_tokens(tokens)
                 moves = self._vocabulary.mask(matcher) != packed
-                matcher.rollback(1)
+                matcher.rollback(len(tokens))
                 if moves:
-                    return int(token)
+                    return tokens
         fillers = self._vocabulary.fillers[allowed[self._vocabulary.fillers]]
         if len(fillers) == 0:
-            return int(allowed.argmax()) if allowed.any() else None
-        return int(min(fillers, key=lambda token: used[int(token)] // often))
+            return [int(allowed.argmax())] if allowed.any() else []
+        return [int(min(fillers, key=lambda token: used[int(token)] // often))]
 
     def _as_text(self, path: list[int]) -> list[int]:
         """Return the tokenizer's own tokens for the text of `path` if the schema takes them, else

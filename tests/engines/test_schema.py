@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from datetime import date
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import dpray
 from dpray.engines.forms import forced_tokens, vocabulary
+from dpray.engines.pattern_text import MOST_PATTERNS, pattern_texts
 from dpray.engines.schema import Form, Schema, read_schema
 from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask, fitted
 from dpray.types import InputError
@@ -35,6 +37,22 @@ TREE = {
 }
 
 
+CONTACT = {
+    "type": "object",
+    "properties": {
+        "mail": {"type": "string", "pattern": "\\S@\\S+\\.(com|org)$"},
+        "codes": {
+            "type": "array",
+            "items": {"type": "string", "pattern": "[A-Z]{2}7"},
+            "minItems": 2,
+        },
+        "said": {"type": "string", "pattern": 'a"b'},
+    },
+    "required": ["mail", "codes", "said"],
+    "additionalProperties": False,
+}
+
+
 @pytest.fixture(scope="module")
 def demo() -> Vocabulary:
     return vocabulary(DEMO, V)
@@ -51,7 +69,9 @@ def drawn(mask: TokenMask, demo: Vocabulary, rng: np.random.Generator) -> tuple[
     return demo.tokenizer.decode_bytes(tokens[:-1]).decode(), len(tokens)
 
 
-@pytest.mark.parametrize("schema", [FILM, VISIT, TREE], ids=["film", "visit", "tree"])
+@pytest.mark.parametrize(
+    "schema", [FILM, VISIT, TREE, CONTACT], ids=["film", "visit", "tree", "contact"]
+)
 @pytest.mark.parametrize("room", [0, 1, 5, 60])
 def test_every_text_is_valid_however_few_tokens_it_has(
     demo: Vocabulary, schema: dict[str, Any], room: int
@@ -62,6 +82,40 @@ def test_every_text_is_valid_however_few_tokens_it_has(
         text, count = drawn(TokenMask(read, demo, shortest + room), demo, rng)
         jsonschema.validate(json.loads(text), schema)
         assert count <= shortest + room
+
+
+@pytest.mark.parametrize(
+    "pattern", ["foo", "foo$", "^a.*foo", "z{70}", r"\d{3}[^\d]", "(bar|o)+!", r"^.+@.+\.\w{2,}$"]
+)
+def test_the_shortest_ending_gets_out_of_a_loop_that_takes_any_byte(
+    demo: Vocabulary, pattern: str
+) -> None:
+    mask = TokenMask(read_schema({"type": "string", "pattern": pattern}), demo, 200)
+    text = json.loads(demo.tokenizer.decode_bytes(mask.ending[:-1]))
+    assert re.search(pattern, text) and len(text) <= 70
+    for token in demo.tokenizer.tokenize_str('"a word before f'):
+        mask.take(token)
+    assert not mask.was_closed
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(", "(?=a)b", "a{9999}{9999}", "[^\\x00-\\U0010ffff]", r"\pL", "[[a]]", "(" * 5000]
+)
+def test_a_pattern_that_python_does_not_read_gives_no_text(pattern: str) -> None:
+    for kind, text in (("regex", pattern), ("json", json.dumps({"pattern": pattern}))):
+        pattern_texts(Schema(kind, text))
+
+
+def test_as_many_patterns_as_are_looked_at() -> None:
+    schema = {"enum": ["x"], "of": [{"pattern": f"{number}-"} for number in range(10**4)]}
+    assert pattern_texts(Schema("json", json.dumps(schema)))[-1] == f"{MOST_PATTERNS - 1}-"
+
+
+def test_a_pattern_beside_a_date_keeps_to_its_years(demo: Vocabulary) -> None:
+    schema = {"type": "string", "format": "date", "pattern": "^(19|20)"}
+    for seed in range(8):
+        mask, rng = TokenMask(read_schema(schema), demo, 20), np.random.default_rng(seed)
+        assert 1900 <= int(json.loads(drawn(mask, demo, rng)[0])[:4]) < 2100
 
 
 @pytest.mark.parametrize(
