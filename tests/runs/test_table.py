@@ -56,6 +56,17 @@ def test_a_column_without_one_type_is_json_in_parquet(tmp_path: Path, values: li
     assert [json.loads(text) for text in columns["a"].to_pylist()] == values
 
 
+def test_a_date_stays_the_text_that_its_format_allows(tmp_path: Path) -> None:
+    """Neither 0000-01-01 nor 2023-02-29 is a date of Arrow's or Python's."""
+    data = DataConfig(path="x", text=("day", "n"), public_size=9)
+    days = ["2024-02-29", "0000-01-01", "2023-02-29", "2024-01-01T23:59:60Z"]
+    texts = [json.dumps({"day": day, "n": 1}) for day in days]
+    assert write_table(release(tmp_path, texts), data) == {"rows": 4, "left_out": 0}
+    rows, columns = tables(tmp_path)
+    assert [row["day"] for row in rows] == columns["day"].to_pylist() == days
+    assert columns.schema.field("day").type == pa.string()
+
+
 def test_conversations_are_lists_of_messages(tmp_path: Path) -> None:
     data = DataConfig(path="x", turns="messages", public_size=9)
     said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
