@@ -69,8 +69,8 @@ class DataConfig(Section):
         None,
         description="column that names the privacy unit, such as a person; null: each record",
     )
-    max_records_per_unit: Count = Field(
-        1, description="most records of a privacy unit; further ones are left out"
+    max_records_per_unit: int = Field(
+        1, ge=1, le=10_000, description="most records of a privacy unit; further ones are left out"
     )
     public_size: Count = Field(description="public estimate of the number of records")
     max_characters: Count = Field(

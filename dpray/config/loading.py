@@ -100,6 +100,10 @@ def _one_line(error: ValidationError) -> str:
         place[:5] = ["methods", *place[3:4]]  # pydantic also puts the methods' names into a place
     elif place[:1] == ["method"] and len(place) > 1:
         del place[1]
+    # pydantic also names the kind of a value that may have several.
+    place = [
+        each for each in place if not re.fullmatch(r"(dict|list|tuple|literal)\[.*\]", str(each))
+    ]
     message = first["msg"].removeprefix("Value error, ")
     # A check of a whole section names the key in its message.
     if named := re.match(r"([a-z0-9_.]+): ", message):

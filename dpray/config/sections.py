@@ -22,13 +22,20 @@ from pydantic import (
 from dpray.io.files import names_cloud
 from dpray.io.schema_file import read_schema_file
 
-LARGEST_EPSILON = 1e6
+LARGEST_EPSILON, SMALLEST_EPSILON = 1e6, 1e-3
+"""The bounds square an epsilon, and find the noise of a small one by a grid as fine as it is
+small."""
+
+LARGEST, SMALLEST = 10**9, 1e-9
+"""Bounds of all numbers: no key is of use beyond them, and a plan would overflow or never end."""
 
 # `method.schema` takes the place of a deprecated method of pydantic's, which nothing here calls.
 warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
 
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+CountOrZero = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
 class Section(BaseModel):
@@ -136,10 +143,11 @@ class PrivacyConfig(Section):
 
     @field_validator("epsilon")
     @classmethod
-    def _within_floats(cls, epsilon: float) -> float:
-        # The bounds square it, and a float's range ends at 1e308.
+    def _is_of_use(cls, epsilon: float) -> float:
         if LARGEST_EPSILON < epsilon < math.inf:
             raise ValueError(f"at most {LARGEST_EPSILON:g}; a larger one guarantees nothing")
+        if epsilon < SMALLEST_EPSILON:
+            raise ValueError(f"at least {SMALLEST_EPSILON:g}; a smaller one shows nothing")
         return epsilon
 
 
@@ -206,10 +214,9 @@ class RuntimeConfig(Section):
         None, description="null: RAY_ADDRESS or a local Ray; 'none': this process, without Ray"
     )
     actors: Count = Field(1, description="the most engine actors")
-    cpus_per_actor: float = Field(1.0, ge=0)
-    gpus_per_actor: float | None = Field(
+    cpus_per_actor: NotNegative = 1.0
+    gpus_per_actor: NotNegative | None = Field(
         None,
-        ge=0,
         description="null: engine.tensor_parallel_size for vllm and transformers if the Ray "
         "cluster has GPUs, else 0; 0: on the CPU, even if the machine has GPUs",
     )

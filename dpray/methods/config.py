@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from dpray.config.config import Config
 from dpray.config.loading import parse, read_tree
-from dpray.config.sections import Count, MethodSettings, TextSettings
+from dpray.config.sections import SMALLEST_EPSILON, Count, MethodSettings, TextSettings
 from dpray.io.schema_file import is_grammar
 from dpray.io.table_schema import check_properties, json_columns_of, turns_schema
 from dpray.methods.aug_pe.settings import AugPeSettings
@@ -117,6 +117,10 @@ class RunConfig(Config):
             raise ValueError("privacy.shares: give one share for each of methods")
         if not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
             raise ValueError("privacy.shares: shares sum to 1")
+        if min(shares) * self.privacy.epsilon < SMALLEST_EPSILON:
+            raise ValueError(
+                f"privacy.shares: leave a method less than epsilon {SMALLEST_EPSILON:g}"
+            )
         return self
 
     @model_validator(mode="after")

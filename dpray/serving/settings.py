@@ -16,6 +16,7 @@ from dpray.config.sections import (
     Count,
     EmbedderConfig,
     EngineConfig,
+    NotNegative,
     Positive,
     RuntimeConfig,
     Section,
@@ -41,8 +42,8 @@ class ReplicasConfig(Section):
     max_queued_requests: Count = Field(
         256, description="requests that wait for a replica; any more get a 503"
     )
-    cpus_per_replica: float = Field(1.0, ge=0, description="logical CPUs of a replica")
-    gpus_per_replica: float = Field(0.0, ge=0, description="GPUs of a replica")
+    cpus_per_replica: NotNegative = Field(1.0, description="logical CPUs of a replica")
+    gpus_per_replica: NotNegative = Field(0.0, description="GPUs of a replica")
 
     @model_validator(mode="after")
     def _ordered(self) -> ReplicasConfig:

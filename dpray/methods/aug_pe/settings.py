@@ -7,22 +7,21 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dpray.config.sections import Count, Positive, TextSettings
+from dpray.config.sections import Count, CountOrZero, NotNegative, Positive, TextSettings
 
 
 class AugPeSettings(TextSettings):
     name: Literal["aug_pe"]
     can_run_without_noise: ClassVar[bool] = True
     records: Count = Field(2000, description="n_syn, texts to make, split over the labels")
-    iterations: Count = Field(10, description="T, votes of the private records")
+    iterations: int = Field(10, ge=1, le=10_000, description="T, votes of the private records")
     variations: Count = Field(
         7,
         description="L, candidates for each kept text: itself and L - 1 new variations; 1: one "
         "variation replaces it (the original PE)",
     )
-    lookahead: int = Field(
+    lookahead: CountOrZero = Field(
         0,
-        ge=0,
         description="K, variations whose mean embedding represents a text; 0: its own embedding",
     )
     selection: Literal["rank", "probability"] = Field(
@@ -51,15 +50,11 @@ class AugPeSettings(TextSettings):
         le=1,
         description="p, the probability that a word becomes a blank; lengths vary with it, too",
     )
-    temperature: float = Field(
-        1.2, ge=0, allow_inf_nan=False, description="temperature of the language model"
-    )
+    temperature: NotNegative = Field(1.2, description="temperature of the language model")
     top_p: float = Field(1.0, gt=0, le=1, description="top-p of the language model; 1: off")
     max_tokens: Count = Field(256, description="the longest text")
-    word_var: float | None = Field(
+    word_var: NotNegative | None = Field(
         60.0,
-        ge=0,
-        allow_inf_nan=False,
         description="the number of words asked for is normal around the parent's, with standard "
         "deviation mask_probability * word_var; null: none is asked for, and an answer may have "
         "max_tokens",
@@ -68,6 +63,6 @@ class AugPeSettings(TextSettings):
         2.0, description="most tokens of an answer for each word asked for"
     )
     min_words: Count = Field(25, description="the fewest words asked for")
-    max_retries: int = Field(
-        2, ge=0, description="repetitions of a request with an empty or refused answer"
+    max_retries: CountOrZero = Field(
+        2, description="repetitions of a request with an empty or refused answer"
     )

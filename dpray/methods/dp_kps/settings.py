@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from dpray.config.sections import Count, Positive, TextSettings
+from dpray.config.sections import Count, CountOrZero, NotNegative, Positive, TextSettings
 from dpray.types import InputError
 
 VOCABULARY_SHARE = Decimal("0.5")
@@ -20,7 +20,9 @@ class DpKpsSettings(TextSettings):
     stop_words: Literal["english", "keep"] = Field(
         "english", description="english: the vocabulary without English function words"
     )
-    phrases_per_record: Count = Field(10, description="S, the first distinct terms of a record")
+    phrases_per_record: int = Field(
+        10, ge=1, le=10_000, description="S, the first distinct terms of a record"
+    )
     vocabulary_size: Count = Field(1000, description="N, terms of the private vocabulary")
     sequence_length: Count = Field(10, description="L, terms of a sequence")
     epsilon_vocabulary: Positive | None = Field(
@@ -53,10 +55,8 @@ class DpKpsSettings(TextSettings):
     )
     top_m: Count | None = Field(None, description="draw among the m densest terms; null: all")
     temperature: Positive = Field(1.0, description="weights are densities ^ (1 / temperature)")
-    threshold: float = Field(
+    threshold: NotNegative = Field(
         1.0,
-        ge=0,
-        allow_inf_nan=False,
         description="subtracted from each density, in standard deviations of its noise",
     )
     contrast: float = Field(
@@ -79,8 +79,8 @@ class DpKpsSettings(TextSettings):
     )
     max_tokens: Count = Field(256, description="the longest text")
     generation_temperature: Positive = Field(1.0, description="temperature of the language model")
-    max_retries: int = Field(
-        2, ge=0, description="repetitions of a request with an empty or refused answer"
+    max_retries: CountOrZero = Field(
+        2, description="repetitions of a request with an empty or refused answer"
     )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
 

@@ -40,6 +40,9 @@ from dpray.workers.rows import Row
 NO_NOISE = 1e-12
 """A run that is not private has this noise multiplier, lost in the rounding of every coordinate."""
 
+MOST_STEPS = 2_000_000
+"""The cost of more steps takes minutes to compute, and the steps themselves months."""
+
 EPOCHS = (50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
 
 BATCHES = 16
@@ -182,6 +185,11 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     repeats = settings.spare_steps
     if repeats is None:  # one block, if the noise can be made to pay for it
         repeats = checkpoint_steps if settings.noise_multiplier is None else 0
+    if steps + repeats > MOST_STEPS:
+        raise InputError(
+            f"method.epochs: {steps + repeats:,} steps, of method.batch_size records each and "
+            f"method.spare_steps included, are more than {MOST_STEPS:,}"
+        )
     q = settings.batch_size / size
 
     def event(sigma: float) -> Event:

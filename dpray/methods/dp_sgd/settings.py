@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dpray.config.sections import Count, Positive, TextSettings
+from dpray.config.sections import LARGEST, Count, CountOrZero, Positive, TextSettings
 from dpray.training.settings import TrainingSettings
 
 Value = Annotated[str, BeforeValidator(str)]
@@ -35,15 +35,15 @@ class DpSgdSettings(TrainingSettings, TextSettings):
         description="steps between two checkpoints, which an interrupted run may repeat; null: a "
         "hundredth of all steps",
     )
-    spare_steps: int | None = Field(
+    spare_steps: CountOrZero | None = Field(
         None,
-        ge=0,
         description="repeated steps of an interrupted run that are charged beforehand; null: "
         "checkpoint_steps if the noise is from epsilon, none if it is given",
     )
     max_length: int = Field(
         128,
         ge=2,
+        le=LARGEST,
         description="tokens of a code and its text together; a longer record is cut, and no longer "
         "one is written",
     )
@@ -62,9 +62,9 @@ class DpSgdSettings(TrainingSettings, TextSettings):
         "with one of its label; null: none",
     )
     records: Count = Field(1000, description="texts written by the fine-tuned model; free")
-    max_retries: int = Field(2, ge=0, description="how often an empty text is rewritten")
+    max_retries: CountOrZero = Field(2, description="how often an empty text is rewritten")
     temperature: Positive = Field(1.0, description="sampling temperature of the texts")
-    top_k: int = Field(50, ge=0, description="top-k of the sampling; 0: off")
+    top_k: CountOrZero = Field(50, description="top-k of the sampling; 0: off")
     top_p: float = Field(0.9, gt=0, le=1, description="top-p of the sampling; 1: off")
 
     @model_validator(mode="after")

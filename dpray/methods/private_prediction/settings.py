@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dpray.config.sections import Count, Positive, Section, TextSettings
+from dpray.config.sections import LARGEST, SMALLEST, Count, Positive, Section, TextSettings
 
 
 class SparseVectorConfig(Section):
-    threshold: float = Field(allow_inf_nan=False, description="theta")
+    threshold: float = Field(ge=-LARGEST, le=LARGEST, description="theta")
     noise: Positive = Field(description="sigma")
 
 
@@ -48,7 +48,7 @@ class PrivatePredictionSettings(TextSettings):
         "recentred", description="Eq. 1, or differences to the public logits"
     )
     # Beyond it the sum of half a million rows would not be exact (docs/privacy.md, section 2.2).
-    clip_bound: Positive = Field(10.0, le=1000.0, description="c")
+    clip_bound: float = Field(10.0, ge=SMALLEST, le=1000.0, description="c")
     temperature: Positive = Field(2.0, description="tau")
     candidates: Literal["all", "top_k", "top_k_plus"] = Field(
         "all", description="which tokens may be drawn, by their public logits"
@@ -101,8 +101,8 @@ class PrivatePredictionSettings(TextSettings):
     @field_validator("batch_size", mode="before")
     @classmethod
     def _number_or_auto(cls, size: Any) -> Any:
-        if size != "auto" and (type(size) is not int or size < 1):
-            raise ValueError("a whole number of at least 1, or auto")
+        if size != "auto" and (type(size) is not int or not 1 <= size <= LARGEST):
+            raise ValueError(f"a whole number from 1 to {LARGEST}, or auto")
         return size
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dpray.config.sections import Count, MethodSettings, Positive
+from dpray.config.sections import Count, MethodSettings, NotNegative, Positive
 
 
 class TopicsSettings(MethodSettings):
@@ -25,10 +25,8 @@ class TopicsSettings(MethodSettings):
         description="standard deviation of the histogram's noise over its sensitivity; null: from "
         "epsilon",
     )
-    threshold: float = Field(
+    threshold: NotNegative = Field(
         2.0,
-        ge=0,
-        allow_inf_nan=False,
         description="H, in standard deviations of the noise: a lower count is 0",
     )
     records: Count = Field(1000, description="sequences for the second method, of all labels")

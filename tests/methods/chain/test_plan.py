@@ -201,9 +201,9 @@ def test_a_wrong_chain_is_refused(
         (TOPICS_AUG, {"topics__public": "no.jsonl"}, "methods.0.public: no such file"),
         (TOPICS_AUG, {"topics__topics": 10}, "methods.0.topics: 10 topics need as many texts, but"),
         (TOPICS_AUG, {"topics__noise_multiplier": 0.01}, "methods.0.noise_multiplier: 0.01 costs"),
-        (TOPICS_AUG, {"topics__noise_multiplier": 1e-300}, "methods.0.noise_multiplier: 1e-300 is"),
-        (TOPICS_AUG, {"topics__noise_multiplier": 1e300}, "methods.0.noise_multiplier: 1e+300 is"),
-        (TOPICS_AUG, {"aug_pe__noise_multiplier": 1e-300}, "methods.1.noise_multiplier: 1e-300 is"),
+        (TOPICS_AUG, {"topics__noise_multiplier": 1e-9}, "methods.0.noise_multiplier: 1e-09 is"),
+        (TOPICS_AUG, {"topics__noise_multiplier": 1e9}, "methods.0.noise_multiplier: 1e+09 is"),
+        (TOPICS_AUG, {"aug_pe__noise_multiplier": 1e-9}, "methods.1.noise_multiplier: 1e-09 is"),
         (TOPICS_SGD, {"dp_sgd__max_length": 16}, "methods.1.max_length: 16 has room for 7 tokens"),
     ],
 )

@@ -193,27 +193,31 @@ def test_noise_that_is_too_large_is_refused_before_it_is_charged(
         make_plan(config(Decimal(1), None, **method))
 
 
+def changed(config: Config, section: str, **values: Any) -> Config:
+    """Return the configuration with values that no file can set."""
+    updated = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: updated})
+
+
 def test_an_epsilon_too_small_for_integer_noise_is_refused_before_it_is_charged(
     config: Callable[..., Config],
 ) -> None:
     refused = r"^privacy\.epsilon: scale must be .* at most 2\^52"
-    for epsilon in ("1e-15", "5e-324"):
+    for epsilon in (1e-15, 5e-324):
         with pytest.raises(InputError, match=refused):
-            make_plan(config(Decimal(epsilon), None, 0.0))
+            make_plan(changed(config(Decimal(1), None, 0.0), "privacy", epsilon=epsilon))
+    one = changed(config(Decimal(1), None, 0.0, **RFF), "method", epsilon_vocabulary=1e-15)
     with pytest.raises(InputError, match=refused):
-        make_plan(config(Decimal(1), None, 0.0, **RFF, epsilon_vocabulary=1e-15))
-    few = config(Decimal(1), "measured")
-    privacy = few.privacy.model_copy(update={"epsilon_labels": 1e-16})
+        make_plan(one)
     with pytest.raises(InputError, match=r"^privacy\.epsilon_labels: scale must be"):
-        make_plan(few.model_copy(update={"privacy": privacy}))
+        make_plan(changed(config(Decimal(1), "measured"), "privacy", epsilon_labels=1e-16))
 
 
 def test_shares_below_the_last_digit_of_epsilon_have_a_plan(config: Callable[..., Config]) -> None:
     """The sum of the decimals rounds down and that of the floats up, until the noise is larger by
     half."""
-    shares = config(Decimal(600), "measured", 0.0, epsilon_vocabulary=5e-14, epsilon_kde=5e-14)
-    privacy = shares.privacy.model_copy(update={"epsilon_labels": 599.94})
-    plan = make_plan(shares.model_copy(update={"privacy": privacy}))
+    shares = changed(config(Decimal(600), "measured", 0.0), "privacy", epsilon_labels=599.94)
+    plan = make_plan(changed(shares, "method", epsilon_vocabulary=5e-14, epsilon_kde=5e-14))
     assert plan.cost.epsilon <= 599.94 and 1 < plan.method.noise_factor <= 4
 
 
