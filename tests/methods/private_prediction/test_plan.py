@@ -266,7 +266,10 @@ def test_a_rare_label_does_not_price_the_whole_run(
             {"data__label_proportions": "measured"},
             r"^method\.batches: poisson needs public data\.label_proportions",
         ),
-        ({"privacy__epsilon": 1e-4}, r"^privacy\.epsilon: 0\.0001 does not pay for one Poisson"),
+        (
+            {"privacy__epsilon": 1e-3, "method__clip_bound": 1e3},
+            r"^privacy\.epsilon: 0\.001 does not pay for one Poisson",
+        ),
         ({"method__batches": "disjoint", "method__texts": 5}, r"^method\.texts: for Poisson"),
     ],
 )
