@@ -15,6 +15,9 @@ from dpray.engines.text import TextCodec
 from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask
 from dpray.types import InputError
 
+MOST_BEGINNINGS = 2_000
+"""A schema whose texts have more beginnings counts as one of infinitely many texts."""
+
 
 @cache
 def _codec(model: str) -> TextCodec:
@@ -41,6 +44,17 @@ def forced_tokens(form: Form, max_tokens: int) -> int:
         forced += np.count_nonzero(mask.allowed) == 1
         mask.take(token)
     return int(forced)
+
+
+def most_free_tokens(form: Form, max_tokens: int) -> int:
+    """Return the most tokens of a text that its schema leaves a choice about, or a bound on them.
+
+    If the schema has few texts, all of their beginnings are looked at, in every division into
+    tokens. A text that is closed has fewer. Otherwise the bound is `max_tokens` less the forced
+    tokens of the shortest text that is found."""
+    found = open_mask(**form.mask_arguments(max_tokens)).most_choices(MOST_BEGINNINGS)
+    bound = max_tokens - forced_tokens(form, max_tokens) if found is None else found
+    return max(1, min(bound, max_tokens))
 
 
 def schema_for(

@@ -159,6 +159,35 @@ class TokenMask:
         self.was_closed, self.ending = True, rest
         return first
 
+    def most_choices(self, limit: int) -> int | None:
+        """Return the largest number of tokens, over all texts that go on from here, which are one
+        of several that the schema allows; None if these texts have more than `limit` beginnings.
+
+        What may come next depends on the bytes of a beginning alone, not on its tokens.
+        """
+        vocabulary, tokenizer = self._vocabulary, self._vocabulary.tokenizer
+        following: dict[bytes, list[bytes]] = {}
+        matchers = {b"": self._matcher}
+        while matchers:
+            beginning, matcher = matchers.popitem()
+            allowed = np.flatnonzero(vocabulary.unpacked(vocabulary.mask(matcher)))
+            # The end token adds no bytes, and has no beginning after it.
+            following[beginning] = [
+                beginning + (b"" if token == vocabulary.eos else tokenizer.decode_bytes([token]))
+                for token in allowed.tolist()
+            ]
+            if len({*following, *matchers, *following[beginning]}) > limit:
+                return None
+            for token, longer in zip(allowed.tolist(), following[beginning], strict=True):
+                if longer not in following and longer not in matchers:
+                    matchers[longer] = matcher.deep_copy()
+                    matchers[longer].consume_token(token)
+        most: dict[bytes, int] = {}
+        for beginning in sorted(following, key=len, reverse=True):
+            after = [most.get(longer, 0) for longer in following[beginning]]
+            most[beginning] = max(after, default=0) + (len(after) > 1)
+        return most[b""]
+
     def _ending_after(self) -> list[int] | None:
         """Return an ending for the present state: the last one, if it fits with room to spare."""
         ending = self.ending

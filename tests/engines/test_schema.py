@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import dpray
-from dpray.engines.forms import forced_tokens, vocabulary
+from dpray.engines.forms import forced_tokens, most_free_tokens, vocabulary
 from dpray.engines.pattern_text import MOST_PATTERNS, pattern_texts
 from dpray.engines.schema import Form, Schema, read_schema
 from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask, fitted
@@ -163,6 +164,42 @@ def test_the_tokens_of_keys_are_forced() -> None:
     assert shortest / 2 < forced_tokens(form, 200) < shortest
     assert forced_tokens(Form(Schema("regex", "[a-z]+"), DEMO), 200) == 0
     assert forced_tokens(Form(Schema("regex", "x"), DEMO), 200) == 2  # the end token too
+
+
+def all_choices(mask: TokenMask, demo: Vocabulary) -> Iterator[int]:
+    """Yield the number of tokens that were chosen, for every way to draw a text."""
+    token = mask.forced()
+    for each in np.flatnonzero(mask.allowed).tolist() if token is None else [token]:
+        after = mask.copy()
+        after.take(each)
+        further = all_choices(after, demo) if after.ending else [0]
+        yield from (rest + (token is None) for rest in further)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"choices": ["urgent", "soon", "so"]},
+        {"choices": ["a", "b", "ca"]},
+        {"regex": "(yes|no){1,2}!?"},
+        {"enum": ["red", "green"]},
+        {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"],
+         "additionalProperties": False},
+    ],
+)  # fmt: skip
+def test_free_tokens_of_a_finite_form_are_those_of_the_text_with_most(
+    demo: Vocabulary, schema: dict[str, Any]
+) -> None:
+    read = read_schema(schema)
+    most = max(all_choices(TokenMask(read, demo, 30), demo))
+    assert most_free_tokens(Form(read, DEMO), 30) == most < 30 - forced_tokens(Form(read, DEMO), 30)
+
+
+def test_an_infinite_form_has_the_free_tokens_that_its_shortest_text_leaves() -> None:
+    for form in (Form(read_schema(FILM), DEMO), Form(Schema("regex", "a*"), DEMO)):
+        began = time.process_time()
+        assert most_free_tokens(form, 200) == 200 - forced_tokens(form, 200)
+        assert time.process_time() - began < 10
 
 
 def nested(depth: int) -> str:

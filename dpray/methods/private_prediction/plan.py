@@ -12,7 +12,7 @@ from dpray.accounting.event import Event
 from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
-from dpray.engines.forms import forced_tokens
+from dpray.engines.forms import forced_tokens, most_free_tokens
 from dpray.engines.row_variation import rounding_warnings
 from dpray.engines.schema import Form, read_schema
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
@@ -51,7 +51,8 @@ class PrivatePredictionPlan(Plan):
     `settings.batches` is never "auto", and `config.engine.dtype` is what the model computes in.
     `private_tokens` is a batch's, and `texts` the number of texts from Poisson batches, None with
     disjoint ones. `form` is that of `settings.schema`; it leaves no choice about
-    `forced_tokens` tokens of its shortest text (0 if the model's files are not here). `salt` is the
+    `forced_tokens` tokens of its shortest text (0 if the model's files are not here), and about at
+    most `free_tokens` of any text (`most_free_tokens`; None if it is not known). `salt` is the
     partition's, "" in a plan that is not run. `texts_affordable` is the number of texts that the
     epsilon pays for with each kind of batches that was considered.
     `memory` is what a batch takes on this machine, None if the model's files are not here.
@@ -62,6 +63,7 @@ class PrivatePredictionPlan(Plan):
     template: PromptTemplate
     form: Form | None = None
     forced_tokens: int = 0
+    free_tokens: int | None = None
     texts: int | None = None
     texts_affordable: Mapping[str, int] = field(default_factory=dict)
     memory: BatchMemory | None = None
@@ -122,8 +124,8 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def private_tokens_of_a_text(self) -> int:
-        """Return the most private tokens of a text: all but those that its schema forces."""
-        return max(1, self.settings.max_tokens - self.forced_tokens)
+        """Return the most private tokens of a text: those that its schema leaves a choice about."""
+        return min(self.free_tokens or self.settings.max_tokens, self.settings.max_tokens)
 
     @property
     def whole_texts(self) -> int:
@@ -282,15 +284,18 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
     template = template_of(config, settings)
     labels, codec = config.data.proportions, codec_of(config.engine)
     size, memory = affordable_batch_size(settings, config.engine, template, labels, codec)
-    form, forced = form_of(config, settings, template), 0
+    form, forced, free = form_of(config, settings, template), 0, None
     if form is not None and codec is not None:
         forced = forced_tokens(form, settings.max_tokens)
+        free = most_free_tokens(form, settings.max_tokens)
     settings = settings.model_copy(update={"batch_size": size})
     if config.method.name == settings.name:
         # The number is what the run keeps: another machine may hold larger batches.
         config = config.model_copy(update={"method": settings})
     plan = with_batches(
-        PrivatePredictionPlan(config, labels, settings, 1, template, form, forced, memory=memory)
+        PrivatePredictionPlan(
+            config, labels, settings, 1, template, form, forced, free, memory=memory
+        )
     )
     if plan.cost.epsilon > config.privacy.epsilon:
         key = "method.private_tokens" if plan.disjoint else "method.texts"
