@@ -47,11 +47,12 @@ def forced_tokens(form: Form, max_tokens: int) -> int:
 
 
 def most_free_tokens(form: Form, max_tokens: int) -> int:
-    """Return the most tokens of a text that its schema leaves a choice about, or a bound on them.
+    """Return the most tokens of a text that its schema leaves a choice about, or an estimate.
 
     If the schema has few texts, all of their beginnings are looked at, in every division into
-    tokens. A text that is closed has fewer. Otherwise the bound is `max_tokens` less the forced
-    tokens of the shortest text that is found."""
+    tokens. A text that is closed has fewer. Otherwise the estimate is `max_tokens` less the forced
+    tokens of the shortest text that is found. If a text has more, it is closed early: no text gets
+    more private tokens than were charged."""
     found = open_mask(**form.mask_arguments(max_tokens)).most_choices(MOST_BEGINNINGS)
     bound = max_tokens - forced_tokens(form, max_tokens) if found is None else found
     return max(1, min(bound, max_tokens))

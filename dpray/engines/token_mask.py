@@ -97,7 +97,7 @@ class TokenMask:
             raise InputError(f"method.schema: {self._matcher.get_error()[:300]}")
         if not self._matcher.consume_tokens(tokenizer.tokenize_str(before)):
             raise InputError("method.template: no text of method.schema begins like `output`")
-        self._is_json = schema.kind == "json"
+        self._is_json, self._is_grammar = schema.kind == "json", schema.kind == "lark"
         self._patterns = [tokenizer.tokenize_str(text) for text in pattern_texts(schema)]
         self._allowed: np.ndarray | None = None
         self.was_closed = False
@@ -163,8 +163,11 @@ class TokenMask:
         """Return the largest number of tokens, over all texts that go on from here, which are one
         of several that the schema allows; None if these texts have more than `limit` beginnings.
 
-        What may come next depends on the bytes of a beginning alone, not on its tokens.
+        What may come next depends on the bytes of a beginning alone, not on its tokens; only a
+        grammar may count tokens.
         """
+        if self._is_grammar:
+            return None
         vocabulary, tokenizer = self._vocabulary, self._vocabulary.tokenizer
         following: dict[bytes, list[bytes]] = {}
         matchers = {b"": self._matcher}

@@ -1,7 +1,8 @@
 """`write_card` describes a release for those who get it: a dataset card, which Hugging Face's
 `datasets` and hub read, Croissant metadata, and a sheet for the questions of NIST SP 800-226.
 
-All three are made of files that may be released: the privacy report and the synthetic records.
+All three are made of files that may be released: the privacy report, the synthetic records and
+their table.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ ROWS, TABLE = TABLES
 FIELDS = {
     "text": "the synthetic text",
     "label": "the label that the text was made for",
+    "control": "the values of the control columns that the text was made for",
     "terms": "the terms that the text was made of, or for",
     "batch": "the batch of private records that the text was drawn with",
     "finish_reason": "`stop` if the text ended by itself, `length` if it was cut or closed",
@@ -110,13 +112,18 @@ class Release:
 
 def write_card(run_dir: Path, name: str | None, license: str) -> list[Path]:
     """Write the card, the metadata and the sheet into the run's folder; return their paths. `name`
-    is the data set's, or null for the one in the ledger; `license` is an identifier of the hub."""
+    is the data set's, or null for the one in the ledger; `license` is an identifier of the hub.
+
+    Raises InputError as `Release.of` does, and for a README.md that somebody else wrote."""
     release = Release.of(run_dir, name, license)
     contents = {
         CARD: dataset_card(release),
         CROISSANT: json.dumps(croissant(release), indent=2, ensure_ascii=False) + "\n",
         SHEET: privacy_sheet(release.report, release.name),
     }
+    card = run_dir / CARD
+    if card.exists() and "\n- dpray\n" not in card.read_text(encoding="utf-8", errors="replace"):
+        raise InputError(f"{card}: this file is not from dpray card; move it first")
     for file, content in contents.items():
         write_durably(run_dir / file, valid_unicode(content))
     return [run_dir / file for file in contents]
@@ -137,6 +144,7 @@ def dataset_card(release: Release) -> str:
         "configs": configs,
     }
     counts, words = _figures_of(release.rows())
+    names = dict.fromkeys(name for row in release.rows() for name in row)
     template = templates(autoescape=False).get_template("card.md.j2")
     return template.render(
         header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True),
@@ -144,7 +152,7 @@ def dataset_card(release: Release) -> str:
         report=release.report,
         odds=odds_of(release.report),
         made_by=which_methods(release.report),
-        fields={name: FIELDS.get(name, "a value of the record") for name in _schema(release)},
+        fields={name: FIELDS.get(name, "a value of the record") for name in names},
         counts=counts,
         words=words,
         table=TABLE,

@@ -7,6 +7,7 @@ privacy parameters, to its bottom, the collection of the data. The questions are
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,9 +52,9 @@ def _guarantee(report: Report) -> list[Answer]:
     worst = f"An outcome is at most {odds['odds']} times as likely with a unit as without it"
     if odds["one_in"]:
         worst += f", apart from a probability of {odds['one_in']}"
-    of_all = (
-        f" With {number(units)} units, delta times units is {delta * units:.2g}." if units else ""
-    )
+    of_all = ""
+    if units and report["privacy_unit"] == "record":
+        of_all = f" With {number(units)} records, delta times records is {delta * units:.2g}."
     return [
         Answer(
             "How large are epsilon and delta?",
@@ -62,8 +63,8 @@ def _guarantee(report: Report) -> list[Answer]:
         ),
         Answer(
             "What do they mean at worst?",
-            f"{worst}. Whoever guesses whether one unit was in the data is right at most "
-            f"{odds['attacker_percent']} % of the time.",
+            f"{worst}. Whoever guesses whether one unit was in the data, where both were equally "
+            f"likely before, is right at most {odds['attacker_percent']} % of the time.",
             "epsilon, delta",
         ),
         Answer(
@@ -87,7 +88,7 @@ def _hazard(unit: str) -> str:
         return ""
     return (
         " A person with several records is protected record by record: with k of them the loss is "
-        "up to k epsilon."
+        "up to k epsilon, and delta grows by more than k times."
     )
 
 
@@ -140,7 +141,9 @@ def _algorithms(report: Report) -> list[Answer]:
 
 
 def _listed(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, dict):
+        return json.dumps({key: each for key, each in value.items() if each is not None})
+    return ", ".join(map(_listed, value)) if isinstance(value, list) else str(value)
 
 
 def _implementation(report: Report) -> list[Answer]:

@@ -104,8 +104,8 @@ class PerExampleLoss(nn.Module):
     example alone. Raises NoNormRule if a trainable layer has no rule for its norm.
 
     With `bfloat16` the frozen layers compute in it; a trainable one computes in float32: a sum over
-    examples that is rounded to 8 bits would move with everybody's gradients, by more than C. What a
-    trainable linear layer puts out is rounded, as that of a frozen one is.
+    examples that is rounded to 8 bits would move with everybody's gradients, by more than C. The
+    outputs of all linear layers are rounded to bfloat16.
     """
 
     def __init__(self, model: nn.Module, precision: Precision = "float32") -> None:

@@ -17,8 +17,8 @@ class TrainingSettings(Section):
     lora_alpha: Positive = Field(16.0, description="adapters are scaled by lora_alpha / lora_rank")
     micro_batch_size: Count | None = Field(
         None,
-        description="most examples that go through the model together on a rank; null: 16, or "
-        "fewer, from batch_size, where dummies have to fill up the last ones",
+        description="most examples that go through the model together on a rank; null: 16, and "
+        "fewer where dummies have to fill up the rows",
     )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="what the noisy mean is fed to")
     learning_rate: Positive = Field(1e-4, description="learning rate of every step")

@@ -80,10 +80,11 @@ def test_a_changed_file_no_longer_fits_the_metadata(run_dir):
 def test_the_sheet_answers_from_the_report_and_leaves_the_rest_to_the_owner():
     parts = answers(a_report())
     said = {each.question: each for part in parts.values() for each in part}
-    assert "delta times units is 0.004" in said["How large are epsilon and delta?"].answer
+    assert "delta times" not in said["How large are epsilon and delta?"].answer
     assert "record by record" not in said["Who or what is one unit?"].answer
     by_record = answers(a_report(privacy_unit="record"))
-    assert any("record by record" in each.answer for part in by_record.values() for each in part)
+    of_record = " ".join(each.answer for part in by_record.values() for each in part)
+    assert "record by record" in of_record and "delta times records is 0.004" in of_record
     left = [each.question for each in said.values() if each.source is None]
     assert len(left) == 4 and all(not said[question].answer for question in left)
 
@@ -106,6 +107,15 @@ def test_a_name_cannot_break_the_header_or_a_table(run_dir):
     assert yaml.safe_load(header)["license"] == "unknown"
     lines = (run_dir / CARD).read_text().splitlines()
     assert '| `"a/b\'c\\n/ d"` | 1 |' in lines and "| `k'/` | a value of the record |" in lines
+
+
+def test_a_card_that_somebody_wrote_is_kept(run_dir):
+    (run_dir / CARD).write_text("# ours\n")
+    with pytest.raises(InputError, match="move it first"):
+        write_card(run_dir, None, "unknown")
+    assert (run_dir / CARD).read_text() == "# ours\n" and not (run_dir / SHEET).exists()
+    (run_dir / CARD).unlink()
+    assert write_card(run_dir, None, "unknown") == write_card(run_dir, None, "unknown")
 
 
 def test_what_is_no_private_run_has_no_card(run_dir, tmp_path):

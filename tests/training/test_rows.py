@@ -39,9 +39,39 @@ def test_a_kernel_that_depends_on_the_number_of_rows_is_found(make: Callable[[],
     check = RowCheck(PerExampleLoss(depends_on_rows(make())).eval(), CPU)
     assert not check.is_alike(2, FULL, POSITIONS) and not check.is_free(FULL)
     assert check.is_alike(FULL, FULL, POSITIONS)
-    assert check.is_alike(2, 3, POSITIONS) == RowCheck(PerExampleLoss(make()).eval(), CPU).is_alike(
-        2, 3, POSITIONS
-    )
+    plain = RowCheck(PerExampleLoss(make()).eval(), CPU)
+    assert check.is_alike(2, 3, POSITIONS) == plain.is_alike(2, 3, POSITIONS)
+
+
+def test_a_kernel_that_depends_on_the_place_of_a_row_is_found() -> None:
+    model = gpt2()
+
+    def rounded(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        scale = torch.ones(len(output), 1, 1)
+        scale[4:] += 1e-6
+        return output * scale
+
+    loss = PerExampleLoss(model).eval()
+    assert RowCheck(loss, CPU).is_alike(3, FULL, POSITIONS)
+    layer = next(m for name, m in model.named_modules() if name.endswith("mlp"))
+    layer.register_forward_hook(rounded)
+    assert not RowCheck(loss, CPU).is_alike(3, FULL, POSITIONS)
+
+
+def test_a_step_between_two_checks_changes_no_verdict() -> None:
+    """Both sides of a check are of the same weights."""
+    model = gpt2()
+    check = RowCheck(PerExampleLoss(model).eval(), CPU)
+    assert check.is_alike(1, FULL, POSITIONS)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.01
+    assert check.is_alike(2, FULL, POSITIONS)
+
+
+def test_rows_stay_fixed_on_other_devices_than_a_cpu() -> None:
+    check = RowCheck(PerExampleLoss(gpt2()).eval(), torch.device("meta"))
+    assert not check.is_free(FULL) and check.is_alike(FULL, FULL, POSITIONS)
 
 
 def test_adapters_that_are_zero_hide_nothing() -> None:

@@ -66,8 +66,9 @@ class DpSgd:
 
     @property
     def most_rows(self) -> int:
-        """Return the most texts of a micro-batch."""
-        return self.settings.micro_batch_size or MOST_ROWS
+        """Return the most texts of a micro-batch: public, too."""
+        expected = math.ceil(self.mechanism.expected_batch_size)
+        return self.settings.micro_batch_size or min(expected, MOST_ROWS)
 
     @property
     def fixed_rows(self) -> int:

@@ -125,7 +125,6 @@ class DpSgdPlan(Plan):
         return {
             "method": settings.model_dump()
             | {
-                "micro_batch_size": self.method.most_rows,
                 "noise_multiplier": self.noise_multiplier,
                 "sampling_probability": self.method.mechanism.sampling_probability,
                 "steps": self.method.steps,

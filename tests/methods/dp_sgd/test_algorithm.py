@@ -187,4 +187,4 @@ def test_free_rows_are_as_many_as_memory_takes() -> None:
         trainer.free = free
         fine_tune(ours, units, trainer, generator(new_key()))
         counts[free] = trainer.micro_batches[0]
-    assert counts == {True: 3, False: 40}
+    assert counts == {True: 7, False: 40}
