@@ -214,7 +214,7 @@ def test_a_tuned_model_is_asked_with_private_terms_and_lost_steps_are_charged(
     assert account.spent.epsilon >= report["epsilon"]
     ledger.close()
 
-    assert len(watched.generated) == 24
+    assert len(watched.generated) >= 24  # an empty text is asked for once more
     for prompt in watched.generated:
         kind, terms = prompt.removesuffix("\n").split(" | Terms: ")
         assert set(terms.split(", ")) <= OF_LABEL[kind.removeprefix("label: ")]
