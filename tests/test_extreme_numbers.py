@@ -28,7 +28,7 @@ DEMO = str(Path(dpray.__file__).parent / "demo" / "model")
 EXTREMES = ("0", "-1", "-1e308", "1e-320", "1e-9", "1e308", ".inf", ".nan", str(10**9), str(10**30))
 
 SECONDS = 20
-"""Of the processor, for a plan, which usually takes a tenth of one."""
+"""The most CPU seconds of a plan; most plans take a tenth of a second."""
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "private_prediction": {"max_tokens": 16, "batch_size": 20},

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,9 @@ class Release:
     def has_model(self) -> bool:
         return (self.folder / MODEL).is_dir()
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        return (row for _, row in read_rows(str(self.folder / RECORDS)))
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for _, row in read_rows(str(self.folder / RECORDS))]
 
 
 def write_card(run_dir: Path, name: str | None, license: str) -> list[Path]:
@@ -115,15 +117,14 @@ def write_card(run_dir: Path, name: str | None, license: str) -> list[Path]:
     is the data set's, or null for the one in the ledger; `license` is an identifier of the hub.
 
     Raises InputError as `Release.of` does, and for a README.md that somebody else wrote."""
-    release = Release.of(run_dir, name, license)
+    release, card = Release.of(run_dir, name, license), run_dir / CARD
+    if card.exists() and "\n- dpray\n" not in card.read_text(encoding="utf-8", errors="replace"):
+        raise InputError(f"{card}: this file is not from dpray card; move it first")
     contents = {
         CARD: dataset_card(release),
         CROISSANT: json.dumps(croissant(release), indent=2, ensure_ascii=False) + "\n",
         SHEET: privacy_sheet(release.report, release.name),
     }
-    card = run_dir / CARD
-    if card.exists() and "\n- dpray\n" not in card.read_text(encoding="utf-8", errors="replace"):
-        raise InputError(f"{card}: this file is not from dpray card; move it first")
     for file, content in contents.items():
         write_durably(run_dir / file, valid_unicode(content))
     return [run_dir / file for file in contents]
@@ -143,8 +144,8 @@ def dataset_card(release: Release) -> str:
         "tags": ["synthetic", "differential-privacy", "dpray"],
         "configs": configs,
     }
-    counts, words = _figures_of(release.rows())
-    names = dict.fromkeys(name for row in release.rows() for name in row)
+    counts, words = _figures_of(release.rows)
+    names = dict.fromkeys(name for row in release.rows for name in row)
     template = templates(autoescape=False).get_template("card.md.j2")
     return template.render(
         header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True),
@@ -159,7 +160,7 @@ def dataset_card(release: Release) -> str:
     )
 
 
-def _figures_of(rows: Iterator[dict[str, Any]]) -> tuple[dict[str, int], Mapping[str, float]]:
+def _figures_of(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, int], Mapping[str, float]]:
     """Return the number of released records of each label, as JSON writes it, and quantiles of the
     numbers of words of the released texts."""
     counts: Counter[str] = Counter()
@@ -231,7 +232,7 @@ def _schema(release: Release) -> Columns:
     """Return the columns of the synthetic records. A column with values of several types is text,
     as pandas and `datasets` read it."""
     values: dict[str, list[Any]] = {}
-    for row in release.rows():
+    for row in release.rows:
         for name, value in row.items():
             values.setdefault(name, []).append(value)
     found: dict[str, tuple[str, bool]] = {}
