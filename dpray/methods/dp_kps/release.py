@@ -8,6 +8,7 @@ added once, to the sum of all shards. All later steps are post-processing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -126,9 +127,11 @@ class DensityShard:
         self._sums = {label: self._pass.sums([]) for label in method.labels}
 
     def load(self, rows: Sequence[Row]) -> None:
-        for label, sums in self._sums.items():
-            texts = [row["text"] for row in rows if row["label"] == label]
-            self._sums[label] = sums + self._pass.sums(texts)
+        texts: defaultdict[str, list[str]] = defaultdict(list)
+        for row in rows:
+            texts[row["label"]].append(row["text"])
+        for label, some in texts.items():
+            self._sums[label] = self._sums[label] + self._pass.sums(some)
 
     def sums(self) -> dict[str, Sums]:
         return self._sums
