@@ -28,13 +28,13 @@ def answered(
     request: Callable[[int, int], Request],
     number: int,
     max_retries: int,
-    refused: Callable[[str], bool],
+    refused: Callable[[int, str], bool],
     on_asking: Callable[[int], None] = lambda number: None,
 ) -> list[str]:
     """Return the answers to `request(i, attempt)`, i below `number`, attempts from 0.
 
-    If an answer is empty or refused, the request is repeated, at most `max_retries` times; after
-    that the answer is "", never the prompt. `on_asking` gets the number of requests of each round.
+    If `refused(i, answer)`, the request is repeated, at most `max_retries` times; after that the
+    answer is "", never the prompt. `on_asking` gets the number of requests of each round.
     """
     texts = [""] * number
     missing = list(range(number))
@@ -47,7 +47,7 @@ def answered(
             # A text of a schema is whole as it is: neither its blanks nor its words are cut.
             has_schema = asked.sampling.schema is not None
             text = answer if has_schema else cleaned(answer, asked.sampling.max_tokens)
-            texts[i] = "" if refused(text) else text
+            texts[i] = "" if refused(i, text) else text
         missing = [i for i in missing if not texts[i]]
     return texts
 

@@ -18,8 +18,7 @@ def run(script: dict[str, str], count: int, max_retries: int) -> tuple[list[str]
         asked.append([request.request_id for request in requests])
         return [script.get(request.request_id, "fine") for request in requests]
 
-    refused = {"", "no"}.__contains__
-    return answered(ask, request, count, max_retries, refused), asked
+    return answered(ask, request, count, max_retries, lambda i, text: text in ("", "no")), asked
 
 
 def test_what_is_empty_or_refused_is_asked_again_so_often() -> None:
@@ -44,6 +43,6 @@ def test_a_text_of_a_schema_stays_whole() -> None:
     def request(number: int, attempt: int) -> Request:
         return Request("x", Prompt("Go"), sampling)
 
-    assert answered(lambda asked: [" a b c d e "], request, 1, 0, lambda text: False) == [
+    assert answered(lambda asked: [" a b c d e "], request, 1, 0, lambda i, text: False) == [
         " a b c d e "
     ]

@@ -277,7 +277,7 @@ class AugPeRun:
             lambda number, retry: self.request(calls[number], retry),
             len(calls),
             self.method.settings.max_retries,
-            self.prompts.template.refused,
+            lambda number, text: self.prompts.template.refused(text),
             lambda texts: self.progress(t, doing, texts),
         )
 

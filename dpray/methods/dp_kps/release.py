@@ -174,7 +174,7 @@ def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
 def write_texts(
     session: DpKpsSession, sequences: list[tuple[str, list[str]]], ask: Ask
 ) -> list[str]:
-    """Return a text for each sequence, "" if the model wrote none."""
+    """Return a text for each sequence, "" if the model wrote none with `least_terms` of it."""
     settings, prompts = session.plan.settings, session.plan.prompts
     sampling = Sampling(
         settings.max_tokens,
@@ -189,7 +189,11 @@ def write_texts(
         prompt = prompts.prompt(terms, label, rng, name_label=settings.label_in_prompt)
         return Request(f"text-{number}/{retry}", prompt, sampling)
 
-    return answered(ask, request, len(sequences), settings.max_retries, prompts.template.refused)
+    def refused(number: int, text: str) -> bool:
+        held = set(TermMatcher(sequences[number][1]).matches(text))
+        return len(held) < settings.least_terms or prompts.template.refused(text)
+
+    return answered(ask, request, len(sequences), settings.max_retries, refused)
 
 
 def report(session: DpKpsSession) -> dict[str, Any]:

@@ -79,8 +79,14 @@ class DpKpsSettings(TextSettings):
     )
     max_tokens: Count = Field(256, description="the longest text")
     generation_temperature: Positive = Field(1.0, description="temperature of the language model")
+    least_terms: CountOrZero = Field(
+        0,
+        description="terms of its sequence that a text has to hold; one with fewer counts as "
+        "refused",
+    )
     max_retries: CountOrZero = Field(
-        2, description="repetitions of a request with an empty or refused answer"
+        2,
+        description="repetitions of a request with an empty or refused answer; then it is left out",
     )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
 
@@ -90,6 +96,8 @@ class DpKpsSettings(TextSettings):
             raise ValueError("noise: gaussian is for estimator rff")
         if self.estimator == "exact" and self.sampling == "iterative":
             raise ValueError("sampling: iterative is for estimator rff")
+        if self.least_terms > self.sequence_length:
+            raise ValueError("least_terms: more than sequence_length")
         return self
 
     def epsilons(self, total: float, labels: float = 0.0) -> tuple[float, float, float]:

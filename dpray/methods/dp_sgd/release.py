@@ -227,7 +227,7 @@ def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> li
 
     session.show("texts")
     with session.language_model(session.config.model_copy(update={"engine": tuned})) as ask:
-        return answered(ask, request, len(drawn), settings.max_retries, lambda text: False)
+        return answered(ask, request, len(drawn), settings.max_retries, lambda number, text: False)
 
 
 def to_record(text: str, values: Mapping[str, str], data: DataConfig) -> dict[str, Any]:

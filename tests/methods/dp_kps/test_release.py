@@ -84,6 +84,33 @@ def test_sequences_say_what_their_class_says(config: Callable[..., Config]) -> N
     assert "calls" not in report and report["llm_calls"] == 0
 
 
+class Forgetful(Echo):
+    """A model that leaves out the last term, but the second time it is asked."""
+
+    def generate(self, prompts: Any, sampling: Any, on_completion: Any) -> list[Completion]:
+        made = []
+        for number, prompt in enumerate(prompts):
+            terms = prompt.user.rsplit(": ", 1)[1].split(", ")
+            again = prompt.user in self.prompts and "chest pain" not in terms
+            self.prompts.append(prompt.user)
+            made.append(Completion(" ".join(terms if again else terms[:-1]), 5, 3))
+            on_completion(number, made[-1])
+        return made
+
+
+def test_a_text_that_lacks_terms_is_asked_for_again_and_then_left_out(
+    config: Callable[..., Config],
+) -> None:
+    run = config(engine={"kind": "openai", "model": "m"}, method__least_terms=3)
+    methods.run(run, build=lambda section: Forgetful())
+    records = lines(run)
+    assert 0 < len(records) < 40
+    for record in records:
+        assert record["text"] == " ".join(record["terms"]) and "chest pain" not in record["terms"]
+    with pytest.raises(InputError, match="least_terms: more than sequence_length"):
+        config(method__least_terms=4)
+
+
 @pytest.mark.parametrize("delta", [1e-6, 0.0])
 def test_one_charge_pays_for_both_passes(config: Callable[..., Config], delta: float) -> None:
     run = config(
