@@ -295,3 +295,27 @@ def test_the_manifests_run_a_job_that_is_there():
     assert (command, run) == ("dpray", "run")
     config = load_config(ROOT / Path(path).relative_to(workdir[1]), overrides)
     assert "my-bucket" in config.data.path  # the reader's own, set in the manifest
+
+
+def merged(target, patch):
+    """Return `target` after a JSON merge patch (RFC 7396) without nulls."""
+    if not (isinstance(target, dict) and isinstance(patch, dict)):
+        return patch
+    return target | {key: merged(target.get(key), value) for key, value in patch.items()}
+
+
+def test_kueue_gets_the_same_job_suspended_in_its_queue():
+    job = named("RayJob", "dpray-private-prediction")
+    queued = merged(job, read(CLUSTER / "kueue.yaml"))
+
+    validate_manifest(queued)
+    assert queued["metadata"] == job["metadata"] | {
+        "labels": {"kueue.x-k8s.io/queue-name": "dpray"},
+        "annotations": {"kueue.x-k8s.io/elastic-job": "true"},
+    }
+    assert queued["spec"] == job["spec"] | {"suspend": True}
+    # What Kueue's webhook asks for besides.
+    assert job["spec"]["shutdownAfterJobFinishes"] is True
+    assert "clusterSelector" not in job["spec"]
+    groups = [group["groupName"] for group in job["spec"]["rayClusterSpec"]["workerGroupSpecs"]]
+    assert "head" not in groups
