@@ -4,6 +4,7 @@ file names a place."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from dpray.methods.config import parse_config
 from dpray.report.card import CROISSANT, write_card
 from dpray.report.page import write_report
 from dpray.runs.privacy_report import model_name
+from dpray.types import Progress
 from dpray.workers import shards
 from tests.engines.kept import Kept
 from tests.methods.aug_pe.test_release import BagOfWords
@@ -122,6 +124,16 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("words", {}, POISSON | {INTEGERS, PARALLEL}),
 ]
 
+ACTIVITY = re.compile(
+    r"(\d-[a-z_]+: )?"  # a chain's
+    r"(planning|loading the model|hashing files|charging the budget|checking records"
+    r"|counting labels|sorting records into batches|batches|vocabulary|densities|topics|texts"
+    r"|private embeddings|loading the model, encoding records|training steps|writing the release"
+    r"|iteration \d+ of \d+: (random texts|variations|lookahead|embeddings|votes))"
+    r"(: LLM calls)?"
+)
+"""Activities that a run shows; they become the names of a trace's spans (jobs/traced_run.py)."""
+
 
 @pytest.fixture
 def config(settings: Make, tmp_path: Path) -> Make:
@@ -193,7 +205,10 @@ def test_what_is_stated_is_true_and_no_place_is_named(
         tuned = section.model != run.engine.model
         return TransformersEngine(section) if tuned else Kept(engine)
 
-    report = registry.run(run, build=build)
+    shown: list[Progress] = []
+    report = registry.run(run, shown.append, build)
+    assert "Marlowe" not in repr(shown)
+    assert [each for each in shown if not ACTIVITY.fullmatch(each.activity)] == []
     folder = Path(run.output.path)
     page = write_report(folder, public=True)[0]
     if NOT_PRIVATE not in stated:
