@@ -36,7 +36,9 @@ class SentenceTransformerEmbedder:
 
         disable_progress_bar()
         try:
-            self._model = SentenceTransformer(folder, model_kwargs={"dtype": "float32"})
+            self._model = SentenceTransformer(
+                folder, model_kwargs={"dtype": "float32"}, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             raise EngineError(
                 f"embedder.model: cannot load {model} ({type(error).__name__})"

@@ -184,7 +184,7 @@ def convert(file: Path, folder: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    source = {"gguf_file": file.name, "local_files_only": True}
+    source: Any = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
     quantised: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", **source)
     # transformers refuses to save what it read from a GGUF file, but not a copy of its weights.
     config = quantised.config

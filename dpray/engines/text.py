@@ -38,8 +38,9 @@ class TextCodec:
         from transformers import AutoConfig, AutoTokenizer
 
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
-            config: Any = AutoConfig.from_pretrained(model)
+            # By default transformers asks at the terminal whether to run a model's own code.
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+            config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise InputError(
                 f"engine.model: cannot read a tokenizer and a configuration from {model} "

@@ -57,7 +57,9 @@ def load_model(folder: str, dtype: str, device: torch.device) -> Any:
     """Load the model in evaluation mode. Raises EngineError if it cannot be loaded."""
     disable_progress_bar()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=False
+        )
     except (OSError, ValueError, SafetensorError) as error:
         raise EngineError(f"cannot load {folder} ({type(error).__name__})") from error
     return loaded.to(device).eval()

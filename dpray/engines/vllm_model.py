@@ -126,6 +126,7 @@ class VllmModel(TextCodec):
         try:
             return vllm.LLM(
                 model,
+                trust_remote_code=False,
                 max_model_len=self.context_length,
                 max_num_batched_tokens=self.max_step_tokens,
                 block_size=block_size,

@@ -132,7 +132,7 @@ def save_model(
     parameters = dict(model.named_parameters())
     for name, weight in weights.items():  # a name that is not the model's is a KeyError
         parameters[name].data = weight.detach()
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(base))
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(base), trust_remote_code=False)
     with deepspeed_on_stderr():
         if lora:
             for adapters in model.peft_config.values():
@@ -169,7 +169,9 @@ def _load(folder: str, dtype: str) -> Any:
     """Load the model. Weights that are stored in `dtype`, "auto" for any, are mapped from their
     file and take no memory until they are written to."""
     disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(resolve_model(folder), dtype=dtype)
+    return AutoModelForCausalLM.from_pretrained(
+        resolve_model(folder), dtype=dtype, trust_remote_code=False
+    )
 
 
 def is_error(record: logging.LogRecord) -> bool:

@@ -10,6 +10,7 @@ from dpray.methods import part
 from dpray.methods.chain.plan import ChainPlan, keys_named, with_terms, write_records
 from dpray.runs.plan import Plan
 from dpray.runs.session import Release, Session
+from dpray.types import RunFailed
 
 
 def release(session: Session[ChainPlan]) -> Release:
@@ -22,11 +23,18 @@ def release(session: Session[ChainPlan]) -> Release:
     second: Plan = part(plan.second.settings.name, "plan").with_public_files(
         with_terms(plan.second, file)
     )
-    assert second.method_event == plan.second.method_event
+    check_same_event(second, plan.second)
     written, second = run_link(session, 1, second)
     session.plan = replace(plan, first=first, second=second)
     reports = {one: measured.report, two: written.report}
     return Release(written.records, merged(reports), written.model)
+
+
+def check_same_event(plan: Plan, charged: Plan) -> None:
+    """Raise RunFailed if a plan that reads released terms is not the one that was charged. It is no
+    `assert`, which `python -O` leaves out: the guarantee rests on it."""
+    if plan.method_event != charged.method_event:
+        raise RunFailed("the second method's cost depends on what the first one released")
 
 
 def run_link(session: Session[ChainPlan], place: int, plan: Plan) -> tuple[Release, Plan]:

@@ -174,7 +174,9 @@ def released_losses(config: Config, settings: DpSgdSettings, folder: Path) -> Lo
 
     base = resolve_model(config.engine.model)
     lora = settings.tuning == "lora"
-    model: Any = AutoModelForCausalLM.from_pretrained(base if lora else folder, dtype="float32")
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        base if lora else folder, dtype="float32", trust_remote_code=False
+    )
     if lora:
         from peft import PeftModel
 

@@ -20,12 +20,13 @@ from dpray.auditing.audit import audit
 from dpray.config.config import Config
 from dpray.methods import part
 from dpray.methods.chain.plan import ChainPlan, with_terms, write_records
+from dpray.methods.chain.release import check_same_event
 from dpray.methods.config import parse_config
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.planning.compare import plain
 from dpray.registry import make_plan
 from dpray.runs.plan import label_histogram
-from dpray.types import InputError
+from dpray.types import InputError, RunFailed
 from dpray.workers.engine import build_engine
 from dpray.workers.engine_pool import check_loads
 
@@ -117,6 +118,13 @@ def test_no_cost_depends_on_what_the_method_before_released(
         assert read.proportions == last.proportions
 
     check()
+
+
+def test_a_second_plan_of_another_cost_ends_the_run(config: Make) -> None:
+    plan, other = (chain(config(*KPS_AUG, privacy__epsilon=e)).second for e in (EPSILON, 1.0))
+    check_same_event(plan, plan)
+    with pytest.raises(RunFailed, match="depends on what the first one released"):
+        check_same_event(other, plan)
 
 
 def test_pure_epsilon_is_the_sum(config: Make) -> None:
