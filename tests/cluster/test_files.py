@@ -4,7 +4,6 @@ is an error."""
 import copy
 import json
 import re
-import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -134,12 +133,10 @@ def test_the_image_copies_what_is_there_and_runs_as_a_user_with_a_number():
     )
     assert owners == {"--chown=1000:100"}
     assert [source for source in sources if not (ROOT / source).exists()] == []
-    assert {"constraints.txt", "constraints-cpu.txt", "LICENSE", "dpray", "jobs"} <= sources
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    assert {"cpu", "gpu"} <= set(extras)
-    assert '".[all,${DEVICE}]"' in lines[-1]
+    assert {"constraints.txt", "cluster/requirements.txt", "LICENSE", "dpray", "jobs"} <= sources
+    cpu, gpu = lines[-1].split(" else ")
+    assert '".[all,cpu]"' in cpu
+    assert "--require-hashes --requirement requirements.txt " in gpu and "--no-deps ." in gpu
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)

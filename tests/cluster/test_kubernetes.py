@@ -11,6 +11,7 @@ import yaml
 
 from dpray.methods.config import load_config
 from tests.cluster.files import CLUSTER, IMAGE, ROOT, read
+from tests.cluster.manifests import pod_templates
 
 SCHEMAS = json.loads((Path(__file__).parent / "schemas" / "kuberay.json").read_text())
 KUBERAY = CLUSTER / "kuberay"
@@ -29,18 +30,6 @@ def named(kind, name):
         if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name)
     ]
     return found
-
-
-def pod_templates(manifest):
-    """All that stand in a manifest."""
-    if isinstance(manifest, dict):
-        if "containers" in manifest.get("spec", {}):
-            yield manifest
-        for inner in manifest.values():
-            yield from pod_templates(inner)
-    elif isinstance(manifest, list):
-        for inner in manifest:
-            yield from pod_templates(inner)
 
 
 PODS = [
@@ -164,6 +153,13 @@ def test_the_endpoints_have_the_same_cluster_without_the_ledger_and_the_shared_v
     cluster["headGroupSpec"] = without(cluster["headGroupSpec"])
     cluster["workerGroupSpecs"] = [without(group) for group in cluster["workerGroupSpecs"]]
     assert service == cluster
+
+
+def test_a_submitter_has_neither_the_ledgers_password_nor_the_volume():
+    pod = read(KUBERAY / "rayjob.yaml")["spec"]["submitterPodTemplate"]["spec"]
+    [container] = pod["containers"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["scratch"]
+    assert "env" not in container and "envFrom" not in container
 
 
 def test_the_service_serves_what_the_serve_file_does():
