@@ -52,7 +52,10 @@ model and the public texts in its prompts make by themselves. With `dp_sgd_publi
 that tunes on public records alone."""
 
 NO_FLOOR = ("dp_sgd",)
-"""The methods whose plans cannot be made there."""
+"""The methods whose plans cannot be made there. For a coded set the floor of DP-SGD is the model
+before its training: a run whose steps are too small to change it."""
+
+UNTUNED = ("privacy.epsilon=1", "method.learning_rate=1e-9", "method.epochs=0.1")
 
 WITHOUT_NOISE = ("aug_pe", "dp_sgd")
 """The methods that take an infinite epsilon."""
@@ -115,7 +118,7 @@ def cells(data: str, method: str) -> list[Cell]:
         public_alone = [Cell(data, method, FLOOR, 0)] if method == "dp_sgd_public" else []
         once = (1.0, 4.0) if method.endswith("_schema") else (4.0,)
         return [*public_alone, *(Cell(data, method, epsilon, 0) for epsilon in once)]
-    floor = [] if method in NO_FLOOR else [FLOOR]
+    floor = [] if method in NO_FLOOR and not about.coded else [FLOOR]
     epsilons = floor + [e for e in about.epsilons if e < inf or method in WITHOUT_NOISE]
     return [Cell(data, method, e, n) for n, e in product(range(about.runs_of_each), epsilons)]
 
@@ -135,7 +138,9 @@ def changes(cell: Cell) -> list[str]:
     found += about.settings.get(cell.method, ())
     if cell.method == "private_prediction_bare":
         found += ["method.few_shot=null", "method.longest_copy=null"]
-    if cell.method.endswith(("private_prediction", "dp_kps")):
+    if about.coded and cell.method == "dp_kps":
+        found.append("method.few_shot=null")
+    elif cell.method.endswith(("private_prediction", "dp_kps")):
         found.append(f"{cell.section}.few_shot={short_public_texts(cell.data)}")
     if cell.method.startswith("chain_topics"):
         found.append(f"methods.0.public={part(cell.data, 'public')}")
@@ -152,6 +157,8 @@ def changes(cell: Cell) -> list[str]:
     elif cell.method == "dp_sgd_public":
         tuned_before = cell._replace(epsilon=FLOOR).folder / "model"
         found.append(f"engine.model={tuned_before}")
+    if about.coded and cell.method == "dp_sgd" and cell.epsilon == FLOOR:
+        found += UNTUNED
     if cell.file.endswith("dp_sgd") and shares:
         found.append(f"{cell.section}.control_columns.label={about.control}")
     if prompts(cell).exists():
@@ -173,17 +180,20 @@ def largest_clip(cell: Cell, settings: list[str]) -> float:
 
 
 def prompts(cell: Cell) -> Path:
-    return HERE / "smollm2" / "prompts" / f"{cell.data}_{cell.file}.yaml"
+    prefix = "coded" if SETS[cell.data].coded else cell.data
+    return HERE / "smollm2" / "prompts" / f"{prefix}_{cell.file}.yaml"
 
 
 def prompts_of_labels(cell: Cell) -> Path:
     """Write the prompts with the labels' names in words; return the file. For Aug-PE they also have
-    public texts of each label, one of which every request for a random text shows."""
-    template = yaml.safe_load(prompts(cell).read_text())
+    public texts of each label, one of which every request for a random text shows. Those of a coded
+    set say what kind of text the records are."""
+    kind = SETS[cell.data].coded
+    template = yaml.safe_load(prompts(cell).read_text().replace("KIND", kind))
     template["labels"] = {label: label.replace("_", " ") for label in labels(cell.data)}
-    if cell.method.endswith("aug_pe"):
+    if cell.method.endswith("aug_pe") and not kind:
         template["keywords"] = public_texts(cell)
-    path = RUNS / "smollm2" / "prompts" / prompts(cell).name
+    path = RUNS / "smollm2" / "prompts" / f"{cell.data}_{cell.file}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(template, allow_unicode=True))
     return path
@@ -269,7 +279,8 @@ def main(wanted: Sequence[str]) -> None:
     todo = [cell for name in wanted or SETS for cell in named(name) if not cell.kept.exists()]
     for cell in sorted(todo, key=lambda cell: cell.number):
         if not finished(cell.folder):
-            with endpoint() if cell.method == "aug_pe" else nullcontext() as server:
+            served = cell.method == "aug_pe" and not SETS[cell.data].coded
+            with endpoint() if served else nullcontext() as server:
                 run(cell, server)
         measure(cell)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,13 @@ PANELS = (
 )
 """Plain accuracy is the share of the most frequent label on the sets that are drawn by label."""
 
+CODED = (
+    Panel("agnews_coded", "AG News, accuracy", "accuracy"),
+    Panel("trec_coded", "TREC, by label", "by_label"),
+    Panel("banking77_coded", "BANKING77 by department, by label", "by_label"),
+)
+CODED_PICTURE = HERE.parent / "docs" / "results_coded.svg"
+
 MARKS = {FLOOR: "o", 1.0: "v", 4.0: "s", 8.0: "^", inf: "D"}
 INK, MUTED, PAPER = "#1f5f99", "#8a8a8a", "#ffffff"
 STYLE: Any = {
@@ -45,6 +53,12 @@ STYLE: Any = {
     "axes.spines.left": False,
 }
 
+CODED_READING = """\
+"""
+
+READING = """\
+"""
+
 
 def figures(panel: Panel, method: str) -> dict[float, float]:
     """Return the mean of the panel's measure at each epsilon that was run."""
@@ -55,17 +69,17 @@ def figures(panel: Panel, method: str) -> dict[float, float]:
     return {epsilon: float(np.mean(values)) for epsilon, values in sorted(found.items())}
 
 
-def draw() -> None:
+def draw(panels: Sequence[Panel], picture: Path) -> None:
     """Write the picture: a row for each method, a line from the lowest to the highest figure."""
-    rows = [name for name in METHODS if any(figures(panel, name) for panel in PANELS)]
+    rows = [name for name in METHODS if any(figures(panel, name) for panel in panels)]
     with rc_context(STYLE):
         figure = Figure(figsize=(9.5, 0.32 * len(rows) + 1.3), layout="constrained")
-        for panel, axes in zip(PANELS, figure.subplots(1, len(PANELS), sharey=True), strict=True):
+        for panel, axes in zip(panels, figure.subplots(1, len(panels), sharey=True), strict=True):
             draw_panel(panel, axes, rows)
         figure.axes[0].set_yticks(range(len(rows)), [METHODS[name] for name in rows])
         figure.axes[0].invert_yaxis()
         figure.legend(handles=legend(), loc="outside lower center", ncols=7, frameon=False)
-        figure.savefig(PICTURE, metadata={"Date": None}, facecolor=PAPER)
+        figure.savefig(picture, metadata={"Date": None}, facecolor=PAPER)
 
 
 def draw_panel(panel: Panel, axes: Axes, rows: Sequence[str]) -> None:
@@ -107,17 +121,37 @@ def legend() -> list[Line2D]:
 
 def section() -> list[str]:
     """Draw the picture; return the section that shows it."""
-    draw()
+    draw(PANELS, PICTURE)
     return [
-        "## What private records add",
+        "## With public texts of the kind",
         "",
-        "![The accuracy of classifiers by method and epsilon: the tables below as a picture]"
-        "(results.svg)",
+        "![The accuracy of classifiers by method and epsilon](results.svg)",
         "",
-        "Each mark is what a classifier learned from the texts of one run. The floor (hollow) is "
-        f"the same method at epsilon {FLOOR:g}, where next to nothing of the private texts comes "
-        "through: what lies to the right of it comes from the private records. For DP-SGD that "
-        "begins with public records it is what these teach alone. The band is what "
-        "80 real records teach, over some draws of them. By label: the mean of the labels' "
-        "accuracies.",
+        "As above, but the labels have their names, and prompts show public texts of the label. "
+        "For DP-SGD that begins with public records the floor is what these teach alone "
+        "(`python experiments/four_methods.py agnews yelp banking77`).",
+        "",
+        *READING.splitlines(),
+    ]
+
+
+def coded_section() -> list[str]:
+    """Draw the picture; return the section that shows it."""
+    draw(CODED, CODED_PICTURE)
+    return [
+        "## Labels that only private records explain",
+        "",
+        "![The accuracy of classifiers by method, without and with private records]"
+        "(results_coded.svg)",
+        "",
+        f"`python experiments/four_methods.py {' '.join(panel.data for panel in CODED)}`: the "
+        "labels are codes (A, B, ...), and a prompt says only what kind of text the records are, "
+        'such as "a short news report". No public text is shown. Each mark is what a classifier '
+        "learned from the texts of one run. The floor (hollow) is the same method at epsilon "
+        f"{FLOOR:g}, where next to nothing of the private texts comes through, and for DP-SGD the "
+        "model before its training: what lies to the right of it comes from the private records. "
+        "The band is what 80 real records teach, over some draws of them. By label: the mean of "
+        "the labels' accuracies.",
+        "",
+        *CODED_READING.splitlines(),
     ]

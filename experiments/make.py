@@ -23,7 +23,7 @@ import aug_pe_table
 import chains_table
 import dp_sgd_signal
 import dp_sgd_table
-import facts_table
+import drugs_table
 import four_methods
 import four_methods_picture
 import four_methods_table
@@ -34,6 +34,7 @@ import planner_table
 import regret
 import reproduction
 import secret_batches
+import sizes_picture
 import typer
 from embedding import Kept, embed, embedded, embedder
 from figures import SAMPLES
@@ -194,7 +195,13 @@ def aug_pe(name: str) -> list[str]:
 Sections = dict[str, Callable[[], list[str]]]
 
 RESULTS: Sections = {
-    "What private records add": four_methods_picture.section,
+    "Labels that only private records explain": four_methods_picture.coded_section,
+    "New facts, in sentences": drugs_table.section,
+    "More records": sizes_picture.section,
+    "With public texts of the kind": four_methods_picture.section,
+}
+
+TABLES: Sections = {
     "SmolLM2-135M, what the tables say": lambda: [
         "## SmolLM2-135M, what the tables say",
         "",
@@ -205,19 +212,13 @@ RESULTS: Sections = {
         "",
         *four_methods_table.LEGEND.splitlines(),
     ],
-    "SmolLM2-135M, four methods: agnews": partial(four_methods_table.table, "agnews"),
-}
-
-TABLES: Sections = {
     **{
         f"SmolLM2-135M, four methods: {name}": partial(four_methods_table.table, name)
         for name in four_methods.SETS
-        if name != "agnews"
     },
     "Chained methods against single ones": chains_table.table,
     "Peers: ": peers_table.table,
     "Texts that an epsilon pays for": peers_texts.table,
-    "New facts": facts_table.table,
     "The plan against the run": planner_table.table,
     "The choice of a rehearsal": regret.table,
     "How much noise DP-SGD learns through": dp_sgd_signal.table,

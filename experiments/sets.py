@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from math import inf
 from pathlib import Path
+from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -48,6 +49,33 @@ FILM_SCHEMA = {
 }
 """Its bounds are those of the public records, with few exceptions."""
 
+KINDS = {
+    "agnews": ("a short news report", 48),
+    "trec": ("a short question about some fact", 24),
+    "banking77": ("a short question of a customer to a bank", 32),
+}
+"""The sets that are run with codes for labels: what kind of text their records are, and the most
+tokens of a text that private prediction writes."""
+
+IN_PROCESS = {
+    "kind": "vllm",
+    "model": "smollm2",
+    "dtype": "float32",
+    "max_model_len": 768,
+    "kv_cache_gib": 2.0,
+}
+
+DEPARTMENTS = {
+    "Top-ups": "top_up topping",
+    "Cash": "cash atm cheque",
+    "Transfers": "transfer beneficiary receiving",
+    "Currency": "exchange currency currencies",
+    "Payments": "payment charge refund debit",
+    "Cards": "card",
+    "Account": "",
+}
+"""A bank's intents belong to the first department that has one of their words."""
+
 
 class DataSet(NamedTuple):
     epsilons: Sequence[float] = (4.0,)
@@ -62,6 +90,10 @@ class DataSet(NamedTuple):
     """The look of real texts, in words: they have licences of their own."""
 
     is_json: bool = False
+    coded: str = ""
+    """What kind of text the records are, if that is all that is public: their labels are codes, and
+    no text of the kind is shown."""
+
     settings: Mapping[str, Sequence[str]] = MappingProxyType({})
     """Keys of a method that differ from its configuration in experiments/smollm2."""
 
@@ -111,14 +143,53 @@ SETS = {
             "dp_sgd": ["method.max_length=80"],
         },
     ),
+    **{
+        f"{name}_coded": DataSet(
+            (1.0,),
+            2,
+            control="Kind",
+            left_out=sorted({"private_prediction", *VARIANTS}),
+            style=f"{kind}; its label is a code of the private records",
+            coded=kind,
+            settings={
+                "private_prediction_bare": [f"method.max_tokens={tokens}"],
+                "aug_pe": [f"engine={json.dumps(IN_PROCESS)}"],
+            },
+        )
+        for name, (kind, tokens) in KINDS.items()
+    },
 }
 
 
 @cache
 def part(data: str, name: str) -> Path:
     """Return the file of a data set's `private`, `public` or `test` records."""
+    if SETS[data].coded:
+        return coded_records(data.removesuffix("_coded"), name)
     path = DATA / data / f"{name}.jsonl"
     return film_records(path, name) if SETS[data].is_json else path
+
+
+def coded_records(data: str, name: str) -> Path:
+    """Write the records of a file with codes in place of labels; return the file."""
+    made = RUNS / "smollm2" / "coded" / data / f"{name}.jsonl"
+    made.parent.mkdir(parents=True, exist_ok=True)
+    named = {row["label"] for row in rows(DATA / data / "public.jsonl")}
+    groups = {label: department(label) if data == "banking77" else label for label in named}
+    codes = dict(zip(sorted(set(groups.values())), ascii_uppercase, strict=False))
+    found = rows(DATA / data / f"{name}.jsonl")
+    coded = ({"text": row["text"], "label": codes[groups[row["label"]]]} for row in found)
+    made.write_text("".join(json.dumps(row) + "\n" for row in coded))
+    return made
+
+
+def department(intent: str) -> str:
+    name = intent.casefold()
+    return next(
+        department
+        for department, words in DEPARTMENTS.items()
+        if not words or any(word in name for word in words.split())
+    )
 
 
 def film_records(path: Path, name: str) -> Path:

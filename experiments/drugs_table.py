@@ -1,0 +1,429 @@
+"""New facts in sentences: which way of ending in fluent text states them.
+
+`python experiments/drugs_table.py WAY@EPSILON[/NOTES[/DRUGS]]...` makes the runs that are not there
+yet, WAY a key of WAYS, NOTES those of a fact (333) and DRUGS the private ones (100), and keeps
+their figures in experiments/measured/drugs: delete a file there to measure anew.
+
+Every way begins with a run of DP-KPS that finds the names, for a quarter of epsilon. All other runs
+name them in labels or prompts. The costs of the runs of a way add up to epsilon.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from drugs import (
+    SCHEMA,
+    Fact,
+    World,
+    by_fact,
+    fact_label,
+    found_names,
+    make_data,
+    questions,
+    sentences,
+    statements,
+    world,
+    write,
+)
+from drugs_reader import answered, log_likelihood
+from runs import HERE, RUNS, finished, make, released, rows
+
+from dpray import plan
+from dpray.methods.config import load_config
+from dpray.types import InputError
+
+NOTES, DRUGS = 333, 100
+TEXTS_OF_A_FACT = 2
+CLIPS = (20.0, 14.0, 10.0, 7.0, 5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2)
+SHOWN = 4
+"""Public sentences that a prompt shows."""
+
+LEAST_WORDS = 3
+LEAST_LIKELY = 0.01
+KNOWN_DRUG = "Aspirin"
+"""A sentence is fluent if it is whole, and as likely, for SmolLM2, as all but this share of the
+real ones; a drug that the model knows stands in the place of the new one."""
+
+
+class Case(NamedTuple):
+    way: str
+    epsilon: float
+    notes: int = NOTES
+    drugs: int = DRUGS
+
+    @property
+    def data(self) -> Path:
+        return RUNS / "drugs" / f"{self.drugs}x{self.notes}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.way}-{self.epsilon:g}-{self.drugs}x{self.notes}"
+
+    @property
+    def kept(self) -> Path:
+        return HERE / "measured" / "drugs" / f"{self.name}.json"
+
+    def folder(self, part: str) -> Path:
+        return self.data / f"{self.way if part == 'texts' else part}-{self.epsilon:g}"
+
+
+class Drugs:
+    """The files and the runs of a case."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        if not (case.data / "private.jsonl").exists():
+            make_data(case.data, case.drugs, case.notes)
+
+    @cached_property
+    def world(self) -> World:
+        return world(self.case.drugs)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names that the first run found; that there are so many drugs is public."""
+        size = 2 * (self.case.drugs + len(SCHEMA["condition"].values))
+        changes = [
+            f"data.path={self.case.data}/private.jsonl",
+            f"method.vocabulary={self.case.data}/vocabulary.txt",
+            f"method.vocabulary_size={size + self.case.drugs}",
+            "method.phrases_per_record=2",
+        ]
+        out = self.run("names", "drugs_kps", 1 / 4, changes)
+        return found_names((row["text"] for row in released(out)), self.case.drugs)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        return [fact_label(name, attribute) for name in self.names for attribute in SCHEMA]
+
+    @cached_property
+    def notes_by_fact(self) -> Path:
+        path = self.case.data / f"by_fact-{self.case.epsilon:g}.jsonl"
+        write(path, by_fact(rows(self.case.data / "private.jsonl"), self.names))
+        return path
+
+    @cached_property
+    def examples(self) -> Path:
+        """Public sentences of each attribute, with their value, for the labels of the private
+        notes, which name the attribute too."""
+        path = self.case.data / f"examples-{self.case.epsilon:g}.jsonl"
+        of: dict[str, list[str]] = {attribute: [] for attribute in SCHEMA}
+        for fact, sentence in self.public_sentences:
+            if len(of[fact.attribute]) < 40:
+                of[fact.attribute].append(f"Words: {fact.drug}, {fact.value}\nSentence: {sentence}")
+        found = (
+            {"text": text, "label": fact_label(name, attribute)}
+            for name in self.names
+            for attribute, texts in of.items()
+            for text in texts
+        )
+        write(path, found)
+        return path
+
+    @cached_property
+    def public_sentences(self) -> list[tuple[Fact, str]]:
+        known = set(self.world.public)
+        return [
+            (fact, sentence)
+            for row in rows(self.case.data / "public.jsonl")
+            for sentence, fact in statements(row["text"])
+            if fact in known
+        ]
+
+    def run(self, part: str, file: str, share: float, changes: Sequence[str]) -> Path:
+        """Make a run for a share of epsilon, unless it is there."""
+        out = self.case.folder(part)
+        public_size = f"data.public_size={self.case.notes * self.case.drugs * len(SCHEMA)}"
+        if not finished(out):
+            make(file, out, self.case.epsilon * share, [public_size, *changes])
+        return out
+
+    def labelled(self) -> list[str]:
+        """The settings of a run on notes that are labelled by their fact."""
+        return [f"data.path={self.notes_by_fact}", f"data.labels={json.dumps(self.labels)}"]
+
+    def template(self, name: str) -> str:
+        """Write the prompts, which name a label's drug alone; return their file."""
+        path = self.case.data / f"{name}.template.yaml"
+        template = yaml.safe_load((HERE / f"drugs_{name}.template.yaml").read_text())
+        names = {fact_label(n, attribute): n for n in self.names for attribute in SCHEMA}
+        path.write_text(yaml.safe_dump(template | {"labels": names}, allow_unicode=True))
+        return f"method.template={path}"
+
+    def values(self, part: str, share: float, *more: str) -> Path:
+        """A run of DP-KPS that finds the value of each fact."""
+        changes = [
+            *self.labelled(),
+            f"method.vocabulary={self.case.data}/values.txt",
+            f"method.vocabulary_size={self.case.drugs + 2 * len(SCHEMA['effect'].values)}",
+            "method.phrases_per_record=1",
+            "method.sequence_length=1",
+            "method.top_m=1",
+            "method.contrast=1.0",
+            f"method.records={TEXTS_OF_A_FACT * len(self.labels)}",
+        ]
+        return self.run(part, "drugs_kps", share, [*changes, *more])
+
+    def private_prediction(self, share: float, *more: str) -> Path:
+        changes = [
+            *self.labelled(),
+            f"method.texts={len(self.labels)}",
+            f"method.few_shot={self.examples}",
+            self.template("secret"),
+            *more,
+        ]
+        clip = largest_clip(self.case.epsilon * share, changes, self)
+        return self.run("texts", "drugs_secret", share, [*changes, f"method.clip_bound={clip}"])
+
+
+def largest_clip(epsilon: float, changes: Sequence[str], drugs: Drugs) -> float:
+    size = drugs.case.notes * drugs.case.drugs * len(SCHEMA)
+    for clip in CLIPS:
+        tried = [*changes, f"privacy.epsilon={epsilon}", f"method.clip_bound={clip}"]
+        with suppress(InputError):
+            plan(load_config(HERE / "drugs_secret.yaml", [f"data.public_size={size}", *tried]))
+            return clip
+    raise SystemExit(f"no clip affords the texts at eps {epsilon:g}")
+
+
+ENGINE = {"kind": "vllm", "model": "smollm2", "dtype": "float32", "max_model_len": 512}
+WRITTEN = (f"engine={json.dumps(ENGINE | {'kv_cache_gib': 2.0})}", "method.max_tokens=32")
+
+
+def words(drugs: Drugs) -> Path:
+    return drugs.values(
+        "texts", 3 / 4, *WRITTEN, "method.label_in_prompt=true", drugs.template("words")
+    )
+
+
+def words_shown(drugs: Drugs, *others: str) -> Path:
+    more = [
+        "method.label_in_prompt=true",
+        drugs.template("words_shown"),
+        f"method.few_shot={drugs.examples}",
+        f"method.few_shot_examples={SHOWN}",
+        "method.generation_temperature=0.3",
+    ]
+    return drugs.values("texts", 3 / 4, *WRITTEN, *more, *others)
+
+
+def words_checked(drugs: Drugs) -> Path:
+    return words_shown(drugs, "method.least_terms=1", "method.max_retries=4")
+
+
+def windows(drugs: Drugs) -> Path:
+    """Sentences as terms: every one that the public forms make of the names and of the values that
+    the first run found."""
+    names = drugs.names
+    known = {term for row in released(drugs.case.folder("names")) for term in row["terms"]}
+    path = drugs.case.data / f"sentences-{drugs.case.epsilon:g}.txt"
+    path.write_text("\n".join(sentences(names, sorted(known))))
+    facts = len(drugs.labels)
+    changes = [
+        f"data.path={drugs.case.data}/private.jsonl",
+        f"method.vocabulary={path}",
+        "method.stop_words=keep",
+        f"method.vocabulary_size={5 * facts}",
+        "method.phrases_per_record=1",
+        "method.sequence_length=1",
+        f"method.records={TEXTS_OF_A_FACT * facts}",
+    ]
+    return drugs.run("texts", "drugs_kps", 3 / 4, changes)
+
+
+def secret(drugs: Drugs) -> Path:
+    return drugs.private_prediction(3 / 4)
+
+
+FORMS = {"regex": r" (was prescribed for [a-z]+|caused [a-z]+|is booked under [A-Z][0-9]{3})\."}
+
+
+def secret_schema(drugs: Drugs) -> Path:
+    """The prompts begin a sentence with the drug's name; the schema is what may follow."""
+    form = f"method.schema={json.dumps(FORMS)}"
+    return drugs.private_prediction(3 / 4, form, drugs.template("secret_schema"))
+
+
+def secret_words(drugs: Drugs) -> Path:
+    terms = drugs.values("values", 1 / 4) / "synthetic.jsonl"
+    return drugs.private_prediction(1 / 2, f"method.terms={terms}", drugs.template("secret_words"))
+
+
+def sgd(drugs: Drugs) -> Path:
+    changes = [*drugs.labelled(), f"method.records={TEXTS_OF_A_FACT * len(drugs.labels)}"]
+    return drugs.run("texts", "drugs_sgd", 3 / 4, changes)
+
+
+class Way(NamedTuple):
+    name: str
+    run: Callable[[Drugs], Path]
+    after_name: bool = False
+    """Whether its texts begin after the name of the drug."""
+
+
+WAYS = {
+    "words": Way("DP-KPS by fact; a model writes with the words", words),
+    "words_shown": Way("the same, one fact a prompt, public sentences shown", words_shown),
+    "words_checked": Way("the same, with least_terms: 1", words_checked),
+    "windows": Way("DP-KPS, whole sentences as terms", windows),
+    "secret": Way("private prediction by fact", secret),
+    "secret_schema": Way("the same, with a schema for sentences", secret_schema, True),
+    "secret_words": Way(
+        "DP-KPS, then private prediction by fact, words in its prompts", secret_words
+    ),
+    "sgd": Way("DP-SGD by fact", sgd),
+}
+
+
+def score(drugs: Drugs, records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the share of facts that are stated, in any sentence and in fluent ones, the share of
+    statements that are false, and that of questions answered."""
+    true, old = set(drugs.world.private), set(drugs.world.public)
+    texts = [row["text"] for row in records]
+    made = [each for text in texts for each in statements(text)]
+    least = least_likely(drugs)
+    fluent = [(s, fact) for s, fact in made if is_fluent(s, fact, least)]
+    found = {
+        "texts": len(texts),
+        "stated": share_stated([fact for _, fact in made], true),
+        "stated_fluently": share_stated([fact for _, fact in fluent], true),
+        "false": sum(f not in true | old for _, f in fluent) / max(1, len(fluent)),
+        "silent": sum(not list(statements(text)) for text in texts) / max(1, len(texts)),
+    }
+    asked = questions(drugs.world.private)
+    found["answered"] = sum(answered(records, asked)) / len(asked)
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def share_stated(made: Sequence[Fact], true: set[Fact]) -> float:
+    """Return the share of facts that are stated more often than any other value of the drug's
+    attribute."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for drug, attribute, value in made:
+        counts.setdefault((drug, attribute), Counter())[value] += 1
+    right = 0
+    for drug, attribute, value in true:
+        of = counts.get((drug, attribute), Counter())
+        right += of[value] > max((n for v, n in of.items() if v != value), default=0)
+    return right / len(true)
+
+
+def is_fluent(sentence: str, fact: Fact, least: float) -> bool:
+    whole = sentence[:1].isupper() and sentence.endswith(".")
+    return whole and len(sentence.split()) >= LEAST_WORDS and likelihood(sentence, fact) >= least
+
+
+def likelihood(sentence: str, fact: Fact) -> float:
+    return float(log_likelihood(re.sub(fact.drug, KNOWN_DRUG, sentence, flags=re.IGNORECASE)))
+
+
+def least_likely(drugs: Drugs) -> float:
+    """Return the log-likelihood a token that all but `LEAST_LIKELY` of real sentences exceed."""
+    real = rows(drugs.case.data / "private.jsonl")[:300]
+    made = [each for row in real for each in statements(row["text"])]
+    found = sorted(likelihood(*each) for each in made)
+    return found[int(LEAST_LIKELY * len(found))]
+
+
+COLUMNS = {
+    "stated": "stated",
+    "stated_fluently": "in a fluent sentence",
+    "false": "false",
+    "answered": "answered",
+}
+
+
+READING = """\
+"""
+
+
+def section() -> list[str]:
+    """Return the section of the page, of the figures that are kept."""
+    return [
+        "## New facts, in sentences",
+        "",
+        "Notes about drugs that do not exist (`python experiments/drugs.py` has their sentences): "
+        "what each is given for, a side effect, and a code, some hundred notes a fact. Public are "
+        "the forms of the sentences, the lists of conditions and effects, the form of codes, the "
+        "syllables of names, the number of drugs, and notes about other drugs. Every way begins "
+        "with a run of DP-KPS that finds the names, for a quarter of epsilon; then each note is "
+        "labelled by its drug and subject (`python experiments/drugs_table.py WAY@EPSILON`).",
+        "",
+        *table(),
+        "",
+        "Stated: facts that more sentences of the release state than state any other value. A "
+        "sentence is fluent if it is whole and as likely, for SmolLM2, as 99 % of the real ones. "
+        "False: statements in fluent sentences that hold of no drug. Answered: questions with four "
+        "choices for which SmolLM2 prefers the right one after it has read two released texts.",
+        "",
+        *READING.splitlines(),
+    ]
+
+
+def table() -> list[str]:
+    """Return a row for each case whose figures are kept."""
+    lines = [
+        "| way | eps | records | facts | names found | texts | "
+        + " | ".join(COLUMNS.values())
+        + " |",
+        "|---|---:|---:|---:|---:|---:|" + "---:|" * len(COLUMNS),
+    ]
+    for case in kept_cases():
+        found = json.loads(case.kept.read_text())["figures"]
+        facts = case.drugs * len(SCHEMA)
+        about = [
+            WAYS[case.way].name,
+            f"{case.epsilon:g}",
+            f"{facts * case.notes:,}",
+            f"{facts:,}",
+            f"{found['names']:.0%}",
+            f"{found['texts']:,.0f}",
+        ]
+        lines.append("| " + " | ".join([*about, *(f"{found[c]:.0%}" for c in COLUMNS)]) + " |")
+    return lines
+
+
+def kept_cases() -> list[Case]:
+    """Return the cases with figures, in the order of the ways."""
+    found = []
+    for file in (HERE / "measured" / "drugs").glob("*.json"):
+        way, epsilon, size = file.stem.rsplit("-", 2)
+        drugs, notes = map(int, size.split("x"))
+        found.append(Case(way, float(epsilon), notes, drugs))
+    ways = list(WAYS)
+    return sorted(found, key=lambda c: (-c.drugs, -c.notes, -c.epsilon, ways.index(c.way)))
+
+
+def main(wanted: Sequence[str]) -> None:
+    for each in wanted:
+        way, _, rest = each.partition("@")
+        epsilon, *sizes = rest.split("/")
+        case = Case(way, float(epsilon), *map(int, sizes))
+        if case.kept.exists():
+            continue
+        drugs = Drugs(case)
+        true = {fact.drug for fact in drugs.world.private}
+        records = released(WAYS[way].run(drugs))
+        if WAYS[way].after_name:
+            records = [row | {"text": row["label"].split()[-1] + row["text"]} for row in records]
+        found = score(drugs, records)
+        found["names"] = len(true & set(drugs.names)) / len(true)
+        samples = [row["text"] for row in records[:: max(1, len(records) // 6)][:6]]
+        case.kept.parent.mkdir(parents=True, exist_ok=True)
+        kept = {"figures": found, "samples": samples}
+        case.kept.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+        print(case.name, found, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
