@@ -71,6 +71,26 @@ class SyntheticData:
             raise InputError("to_datasets: needs the package `datasets`") from None
         return datasets.Dataset.from_list(self._of_one_type("to_datasets"))
 
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        name: str | None = None,
+        license: str | None = None,
+        public: bool = False,
+    ) -> str:
+        """Write the card of the release, as `dpray card` does, and upload both to the data set
+        `repository` of a hub. It is private unless `public`. Return its address.
+
+            synthetic.push_to_hub("owner/notes", license="cc-by-4.0")
+
+        Nothing of `private` is uploaded. The token is that of `huggingface_hub` (HF_TOKEN). Raises
+        InputError if the hub refuses the upload or cannot be reached.
+        """
+        from dpray.report.share import share
+
+        return share(self.folder, repository, name=name, license=license, public=public)[1]
+
     def _of_one_type(self, asked: str) -> list[dict[str, Any]]:
         """Return the records for an Arrow table. Raises InputError for labels of several types,
         because Arrow would turn false into 0, or 1 into 1.0."""

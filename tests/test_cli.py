@@ -21,7 +21,7 @@ COMMANDS = {
     "dpray": "--version",
     "dpray audit": "--canaries --candidates --confidence --json --members --non-members --out "
     "--trials config overrides",
-    "dpray card": "--json --license --name run_dir",
+    "dpray card": "--json --license --name --public --push-to-hub run_dir",
     "dpray check": "--json --write config overrides",
     "dpray demo": "--json --model --out",
     "dpray evaluate": "--delimiter --embedder --encoding --floor --json "

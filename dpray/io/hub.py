@@ -1,12 +1,20 @@
 """A hub of models and data sets is asked once, with a deadline, whether it has one: the libraries
-that load them ask a hub that does not answer again and again, for minutes."""
+that load them ask a hub that does not answer again and again, for minutes. `upload_dataset` puts
+files there."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpray.types import InputError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 PATIENCE = 8.0
 """Seconds in which the hub has to answer."""
@@ -19,6 +27,20 @@ REFUSALS = {
     "OfflineModeIsEnabled": "is not asked (HF_HUB_OFFLINE)",
 }
 """The meanings of the errors of `huggingface_hub`."""
+
+_OWNER_AND_NAME = re.compile(r"(?!.*(?:--|\.\.))\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
+
+PUSH = "--push-to-hub"
+
+UPLOAD_REFUSALS = {
+    400: "does not take this name, or the licence: --license is a name such as cc-by-4.0",
+    401: "does not know the token; set HF_TOKEN",
+    403: "does not let the owner of the token write there",
+    404: "has no owner of this name, or hides it from the owner of the token",
+    409: "has it already, and hides it from the owner of the token",
+}
+"""The meanings of a hub's answers to an upload, by status. `huggingface_hub`'s own messages may
+hold a request with its token, and are not shown."""
 
 
 @cache
@@ -80,3 +102,94 @@ def _refusal(name: str, kind: str, endpoint: str, patience: float) -> str | None
         other = "cannot be reached" if response is None else f"answers with {response.status_code}"
         return REFUSALS.get(type(error).__name__, other)
     return None
+
+
+def check_dataset_name(name: str) -> None:
+    """Raise InputError if `name` is not `OWNER/NAME` as hubs write it. The message does not repeat
+    it: it may be a token, given in the wrong place."""
+    if not _OWNER_AND_NAME.fullmatch(name):
+        raise InputError(
+            f"{PUSH}: give OWNER/NAME, each of at most 96 letters a to z, digits, '-', '_' and '.'"
+        )
+
+
+def upload_dataset(
+    folder: Path,
+    files: Sequence[str],
+    name: str,
+    *,
+    public: bool,
+    patterns: Sequence[str],
+    endpoint: str | None = None,
+    patience: float = PATIENCE,
+) -> str:
+    """Upload `files` of a folder to a hub's data set `name` (`owner/name`) in one commit, and
+    return its address. A new data set is for its owner alone, unless `public`. Of the files there,
+    those that fit `patterns` and are not in `files` are removed: they are of an earlier upload.
+
+    The token is that of `huggingface_hub`: HF_TOKEN, or the one of `hf auth login`.
+
+    Raises InputError if there is no token or the hub refuses it; if the hub does not answer within
+    `patience` seconds; and for a data set that is there and is not as `public` says, or has a
+    README.md of somebody else.
+    """
+    from huggingface_hub import (
+        CommitOperationAdd,
+        CommitOperationDelete,
+        HfApi,
+        constants,
+        get_token,
+    )
+
+    endpoint = endpoint or constants.ENDPOINT
+    try:
+        if (token := get_token()) is None:
+            raise InputError(f"{PUSH}: there is no token; set HF_TOKEN, or call hf auth login")
+        api = HfApi(endpoint, token=token)
+        there = _files_there(api, name, public, patience)
+        old = [each for each in there if any(fnmatchcase(each, fits) for fits in patterns)]
+        api.create_commit(
+            name,
+            [
+                *(CommitOperationDelete(each) for each in old if each not in files),
+                *(CommitOperationAdd(each, folder.absolute() / each) for each in files),
+            ],
+            commit_message="Release of dpray",
+            repo_type="dataset",
+        )
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{PUSH}: the hub {endpoint} {_upload_refusal(error)}") from None
+    return f"{endpoint}/datasets/{name}"
+
+
+def _files_there(api: HfApi, name: str, public: bool, patience: float) -> list[str]:
+    """Return the names of the files of a hub's data set, which is made if it is not there."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        found = api.dataset_info(name, timeout=patience)
+    except RepositoryNotFoundError:
+        api.create_repo(name, repo_type="dataset", private=not public)
+        return []
+    if bool(found.private) is public:
+        there, instead = ("private", "without") if public else ("public", "with")
+        raise InputError(
+            f"{PUSH}: {name} is there already and {there}: change that on the hub, or call this "
+            f"{instead} --public"
+        )
+    files = [each.rfilename for each in found.siblings or ()]
+    if "README.md" in files and "dpray" not in (found.tags or ()):
+        raise InputError(f"{PUSH}: {name} has a README.md that is not from dpray card")
+    return files
+
+
+def _upload_refusal(error: Exception) -> str:
+    """Return the reason why an upload failed, without the words of the error."""
+    for each in (error, error.__cause__):
+        if (response := getattr(each, "response", None)) is not None:
+            status = response.status_code
+            return UPLOAD_REFUSALS.get(status, f"answers with {status}")
+    name = type(error).__name__
+    return REFUSALS.get(name, f"cannot be reached, or the upload broke off ({name})")

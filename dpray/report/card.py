@@ -8,6 +8,7 @@ their table.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from dpray.types import InputError, valid_unicode
 
 CARD, CROISSANT, SHEET = "README.md", "croissant.json", "nist_sp_800_226.html"
 
-RECORDS = "synthetic.jsonl"
+RECORDS, REPORT = "synthetic.jsonl", "privacy_report.json"
 ROWS, TABLE = TABLES
 
 FIELDS = {
@@ -90,7 +91,7 @@ class Release:
         private."""
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder")
-        report = read_json(folder / "privacy_report.json")
+        report = read_json(folder / REPORT)
         check_complete(report)
         if report["not_private"]:
             raise InputError(
@@ -105,19 +106,39 @@ class Release:
 
     @property
     def has_model(self) -> bool:
-        return (self.folder / MODEL).is_dir()
+        return has_model(self.folder)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         return [row for _, row in read_rows(str(self.folder / RECORDS))]
 
 
-def write_card(run_dir: Path, name: str | None, license: str) -> list[Path]:
+def has_model(run_dir: Path) -> bool:
+    """Return whether the folder `model` is of this release: its report is the release's. It may
+    also be left from an earlier run, or be somebody's own."""
+    reports = [run_dir / folder / REPORT for folder in (MODEL, "")]
+    if not all(path.is_file() for path in reports):
+        return False
+    of_model, of_release = (path.read_bytes() for path in reports)
+    return of_model == of_release
+
+
+def license_there(run_dir: Path) -> str:
+    """Return the licence on the card that is there, `unknown` without one."""
+    card = run_dir / CARD
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    found = re.search(r"^license: ([\w.-]+)$", text.partition("\n---\n")[0], re.MULTILINE)
+    return found[1] if found else "unknown"
+
+
+def write_card(run_dir: Path, name: str | None, license: str | None) -> list[Path]:
     """Write the card, the metadata and the sheet into the run's folder; return their paths. `name`
-    is the data set's, or null for the one in the ledger; `license` is an identifier of the hub.
+    is the data set's, or null for the one in the ledger; `license` is an identifier of the hub, or
+    null for the one on the card that is there.
 
     Raises InputError as `Release.of` does, and for a README.md that somebody else wrote."""
-    release, card = Release.of(run_dir, name, license), run_dir / CARD
+    card = run_dir / CARD
+    release = Release.of(run_dir, name, license or license_there(run_dir))
     if card.exists() and "\n- dpray\n" not in card.read_text(encoding="utf-8", errors="replace"):
         raise InputError(f"{card}: this file is not from dpray card; move it first")
     contents = {

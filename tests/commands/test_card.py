@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dpray.commands.card import card
-from dpray.report.card import CARD, CROISSANT, SHEET, write_card
+from dpray.report.card import CARD, CROISSANT, SHEET, license_there, write_card
 from dpray.report.nist import answers
 from dpray.types import InputError
 from tests.report.browser import needs_browser, rendered_in_silence
@@ -118,6 +118,15 @@ def test_a_card_that_somebody_wrote_is_kept(run_dir):
     assert write_card(run_dir, None, "unknown") == write_card(run_dir, None, "unknown")
 
 
+def test_a_card_keeps_its_licence_unless_another_one_is_given(run_dir):
+    for given, stated in ((None, "unknown"), ("mit", "mit"), (None, "mit"), ("cc0-1.0", "cc0-1.0")):
+        write_card(run_dir, None, given)
+        assert yaml.safe_load((run_dir / CARD).read_text().split("---\n")[1])["license"] == stated
+    for line in ("license: [a, b]", "license: &x *x", "license:", "pretty_name: x"):
+        (run_dir / CARD).write_text(f"---\n{line}\ntags:\n- dpray\n---\nlicense: mit\n")
+        assert license_there(run_dir) == "unknown"
+
+
 def test_what_is_no_private_run_has_no_card(run_dir, tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         write_card(tmp_path / "none", None, "unknown")
@@ -136,5 +145,6 @@ def test_the_command_says_where_the_files_are(run_dir, capsys):
     ]
     card(run_dir, as_json=True)
     assert json.loads(capsys.readouterr().out) == {
-        "paths": [str(run_dir / name) for name in (CARD, CROISSANT, SHEET)]
+        "paths": [str(run_dir / name) for name in (CARD, CROISSANT, SHEET)],
+        "url": None,
     }
