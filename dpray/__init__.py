@@ -188,7 +188,8 @@ def evaluate(
     settings |= {"real": real, "synthetic": synthetic}
     plain = {key: str(v) if isinstance(v, Path) else v for key, v in settings.items()}
     parsed = parse(EvaluationSettings, plain | {"out": out})
-    require("dpray evaluate", "torch", "sentence_transformers", "jsonschema", extra="eval")
+    needed = ("torch", "sentence_transformers", "jsonschema", "phonenumbers")
+    require("dpray evaluate", *needed, extra="eval")
     # Imported after a wrong key was found.
     from dpray.evaluation.files import evaluate_files
 

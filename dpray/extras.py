@@ -18,6 +18,7 @@ _EXTRAS = {
     "vllm": ("vLLM", "vllm"),
     "psycopg": ("psycopg", "postgres"),
     "jsonschema": ("jsonschema", "eval"),
+    "phonenumbers": ("phonenumbers", "eval"),
 }
 """By module: the name of its library, and the extra of dpray that installs it. Ray itself is always
 installed, so Ray Train and Ray Serve are recognised by modules that only their extras install."""

@@ -16,7 +16,7 @@ import sys
 from importlib.machinery import PathFinder
 
 EXTRAS = {
-    "accelerate", "deepspeed", "fastapi", "limits", "opacus", "peft", "psycopg",
+    "accelerate", "deepspeed", "fastapi", "limits", "opacus", "peft", "phonenumbers", "psycopg",
     "sentence_transformers", "starlette", "tensorboardX", "torch", "uvicorn", "vllm",
 }
 
@@ -46,6 +46,9 @@ def test_a_run_of_sequences_needs_no_extra(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     assert len((folder / "synthetic.jsonl").read_text().splitlines()) == 500
     assert (folder / "privacy_report.html").exists()
+    described = dpray("card", folder)
+    assert described.returncode == 0, described.stderr
+    assert "Personal data" not in (folder / "README.md").read_text()
     shown = dpray("ledger", "show", "--ledger", f"sqlite:///{tmp_path}/ledger.db")
     assert shown.returncode == 0 and "clinic-notes" in shown.stdout
 

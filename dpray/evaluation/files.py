@@ -19,6 +19,7 @@ from dpray.io.formats import AS_RECOGNISED, FileFormat, Where
 from dpray.io.records import read_rows
 from dpray.io.table import object_text, turns_text
 from dpray.io.table_schema import json_columns_of
+from dpray.personal_data import find_patterns
 from dpray.types import InputError, OnProgress, no_progress, valid_unicode
 
 EVALUATION = "evaluation.json"
@@ -69,6 +70,7 @@ def evaluate_files(
         seeds=settings.seeds,
         on_progress=on_progress,
     )
+    result["personal_data"] = find_patterns(text for text, _ in sets["synthetic"])
     result |= {"embedder": settings.embedder, "files": paths}
     if settings.out is not None:
         settings.out.mkdir(parents=True, exist_ok=True)

@@ -22,8 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from dpray.extras import is_installed
 from dpray.io.files import read_json, sha256_of, write_durably
 from dpray.io.records import read_rows
+from dpray.personal_data import LIMITS, find_patterns, in_words
 from dpray.report.nist import privacy_sheet
 from dpray.report.page import check_complete, odds_of, templates, which_methods
 from dpray.runs.folder import MODEL, TABLES
@@ -167,6 +169,11 @@ def dataset_card(release: Release) -> str:
     }
     counts, words = _figures_of(release.rows)
     names = dict.fromkeys(name for row in release.rows for name in row)
+    matches = None
+    if is_installed("phonenumbers"):
+        matches = "{} ({} texts)".format(
+            *in_words(find_patterns(row["text"] for row in release.rows))
+        )
     template = templates(autoescape=False).get_template("card.md.j2")
     return template.render(
         header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True),
@@ -177,6 +184,8 @@ def dataset_card(release: Release) -> str:
         fields={name: FIELDS.get(name, "a value of the record") for name in names},
         counts=counts,
         words=words,
+        matches=matches,
+        limits=LIMITS,
         table=TABLE,
     )
 

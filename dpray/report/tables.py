@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from dpray.personal_data import LIMITS, in_words
+
 FIDELITY = {
     "frechet_distance": "Fréchet distance (0)",
     "mauve": "MAUVE (1)",
@@ -40,6 +42,7 @@ def evaluation_tables(result: Result) -> dict[str, DataTable]:
         "lengths": _lengths,
         "structure": _structure,
         "columns": _columns,
+        "personal_data": _personal_data,
     }
     given = dict(result)
     if downstream := given.get("downstream"):
@@ -156,6 +159,14 @@ def _columns(found: Result) -> DataTable | None:
         f"{found['seeds']} draws. Free text is not compared here.",
         ("Column", "Synthetic", "Other real records"),
         rows,
+    )
+
+
+def _personal_data(found: Result) -> DataTable:
+    return DataTable(
+        f"Personal data, as far as patterns find it in the synthetic texts alone. {LIMITS}",
+        ("Matches", "Texts with a match"),
+        [in_words(found)],
     )
 
 

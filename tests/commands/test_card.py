@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from dpray.commands.card import card
+from dpray.personal_data import LIMITS
 from dpray.report.card import CARD, CROISSANT, SHEET, license_there, write_card
 from dpray.report.nist import answers
 from dpray.types import InputError
@@ -97,6 +98,18 @@ def test_a_browser_shows_the_sheet_and_runs_nothing_of_a_report(run_dir):
     page = rendered_in_silence(run_dir / SHEET)
     assert "owned" not in page.partition("</title>")[0].partition("document.title")[0]
     assert ATTACK.split("'")[0].split("<img")[0] in Visible((run_dir / SHEET).read_text()).text
+
+
+def test_the_card_says_which_patterns_of_personal_data_its_texts_have(run_dir):
+    write_card(run_dir, None, "unknown")
+    said = "Personal data, as far as patterns find it in these texts: "
+    assert f"{said}none (0 of 10 texts). {LIMITS}" in (run_dir / CARD).read_text()
+    rows = [{"text": "call +41 44 668 18 00 or write to a@b.org"}, {"text": "nothing"}]
+    (run_dir / "synthetic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_card(run_dir, None, "unknown")
+    card = (run_dir / CARD).read_text()
+    assert f"{said}e-mail addresses: 1, phone numbers: 1 (1 of 2 texts). {LIMITS}" in card
+    assert "a@b.org" not in card and "668" not in card
 
 
 def test_a_name_cannot_break_the_header_or_a_table(run_dir):

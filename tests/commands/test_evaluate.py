@@ -133,6 +133,27 @@ def test_the_terminal_shows_every_part_and_no_word_of_a_record(app, tmp_path, wi
     assert terms and not terms & set(shown.split())
 
 
+def test_personal_data_is_counted_in_the_synthetic_texts_alone(app, tmp_path, without_a_model):
+    real = write_jsonl(tmp_path / "real.jsonl", [(f"{t} x@real.org", y) for t, y in notes(40, 1)])
+    made = [
+        *notes(38, 2),
+        ("write to a@b.org", "cardio"),
+        ("or c@d.org, +41 44 668 18 00", "derma"),
+    ]
+    files = ("--real", real, "--synthetic", write_jsonl(tmp_path / "synthetic.jsonl", made))
+
+    shown = invoke(app, *files, "--out", tmp_path, "--seeds", 1).output
+    written = json.loads((tmp_path / "evaluation.json").read_text())["personal_data"]
+
+    assert (written["texts"], written["texts_with_matches"]) == (40, 2)
+    matches = {name: count for name, count in written["matches"].items() if count}
+    assert matches == {"e-mail addresses": 2, "phone numbers": 1}
+    words = " ".join(shown.split())
+    assert "│ e-mail addresses: 2, phone numbers: 1 │ 2 of 40 │" in words
+    assert "The scan finds patterns, not names" in words
+    assert "b.org" not in shown and "668" not in shown
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
