@@ -71,7 +71,8 @@ def find_on_hub(
         if key == "engine.model":
             instead += ", or smollm2, whose weights come with a package"
         raise InputError(
-            f"{key}: {name} is not on this machine, and the hub {endpoint} {refusal}; {instead}"
+            f"{key}: {name} is not on this machine, and the hub {_shown(endpoint)} {refusal}; "
+            f"{instead}"
         ) from None
 
 
@@ -84,7 +85,14 @@ def check_dataset(path: str, endpoint: str | None = None, patience: float = PATI
     endpoint = endpoint or constants.ENDPOINT
     name = path.removeprefix("hf://").partition("#")[0]
     if (refusal := _refusal(name, "dataset", endpoint, patience)) is not None:
-        raise InputError(f"{path}: the hub {endpoint} {refusal}; download it, and give its folder")
+        raise InputError(
+            f"{path}: the hub {_shown(endpoint)} {refusal}; download it, and give its folder"
+        )
+
+
+def _shown(endpoint: str) -> str:
+    """Return a hub's address without the user and the password that it may have."""
+    return re.sub(r"//[^/]*@", "//", endpoint)
 
 
 def _refusal(name: str, kind: str, endpoint: str, patience: float) -> str | None:
@@ -160,8 +168,9 @@ def upload_dataset(
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{PUSH}: the hub {endpoint} {_upload_refusal(error)}") from None
-    return f"{endpoint}/datasets/{name}"
+        reason = _upload_refusal(error)
+        raise InputError(f"{PUSH}: the hub {_shown(endpoint)} {reason}") from None
+    return f"{_shown(endpoint)}/datasets/{name}"
 
 
 def _files_there(api: HfApi, name: str, public: bool, patience: float) -> list[str]:

@@ -269,7 +269,7 @@ def _schema(release: Release) -> Columns:
     for name, of_column in values.items():
         try:
             found |= _columns(pa.schema([(name, pa.array(of_column).type)]))
-        except pa.ArrowException:
+        except (pa.ArrowException, UnicodeError):
             found[name] = ("sc:Text", False)
     return found
 

@@ -131,6 +131,14 @@ def test_a_card_that_somebody_wrote_is_kept(run_dir):
     assert write_card(run_dir, None, "unknown") == write_card(run_dir, None, "unknown")
 
 
+def test_half_a_character_in_a_text_has_a_card_too(run_dir):
+    (run_dir / "synthetic.jsonl").write_text(json.dumps({"text": "x \ud800", "label": "a"}) + "\n")
+    write_card(run_dir, None, None)
+    metadata = json.loads((run_dir / CROISSANT).read_text())
+    fields = {each["name"]: each["dataType"] for each in metadata["recordSet"][0]["field"]}
+    assert fields == {"text": "sc:Text", "label": "sc:Text"}
+
+
 def test_a_card_keeps_its_licence_unless_another_one_is_given(run_dir):
     for given, stated in ((None, "unknown"), ("mit", "mit"), (None, "mit"), ("cc0-1.0", "cc0-1.0")):
         write_card(run_dir, None, given)

@@ -20,6 +20,7 @@ from dpray.engines.transformers import TransformersEngine
 from dpray.methods.config import parse_config
 from dpray.report.card import CROISSANT, write_card
 from dpray.report.page import write_report
+from dpray.report.share import released_files
 from dpray.runs.privacy_report import model_name
 from dpray.types import Progress
 from dpray.workers import shards
@@ -217,6 +218,8 @@ def test_what_is_stated_is_true_and_no_place_is_named(
     assert {sentence for sentence in ALL if sentence in text} == stated
     files = released(run)
     assert {"run.json", "privacy_report.json", "privacy_report.html", "synthetic.jsonl"} <= {*files}
+    # What may be released is uploaded: all but the run's own book-keeping.
+    assert NOT_PRIVATE in stated or {*files} - {"run.json"} == {*released_files(folder)}
     assert NOT_PRIVATE in stated or loads(folder) == report["records"]
     places = (
         str(tmp_path),

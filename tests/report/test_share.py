@@ -177,6 +177,8 @@ def test_a_hub_that_cannot_be_reached_or_does_not_answer(
                 run_dir, [], NAME, public=False, patterns=RELEASED, endpoint=endpoint, patience=0.2
             )
     assert "cannot be reached" in refusal(run_dir, endpoint)
+    message = refusal(run_dir, endpoint.replace("//", "//nurse:s3cret@"))
+    assert "s3cret" not in message and f"the hub {endpoint} cannot" in message
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert refusal(run_dir, endpoint).endswith("is not asked (HF_HUB_OFFLINE)")
 
