@@ -31,6 +31,7 @@ def test_the_page_beside_the_run_is_public_and_the_other_is_in_its_private_folde
     assert private_path == run_dir / "private" / "privacy_report.html"
     public, private = (p.read_text(encoding="utf-8") for p in (path, private_path))
     assert "PRIVATE: not for release" in private and "0.812 ± 0.013" in private
+    assert "farthest pair: age and route" in private and "0.271 ± 0.010" in private
     assert "URLs: 4, phone numbers: 2" in private and "5 of 1,412" in private
     assert "PRIVATE" not in public and "0.812 ±" not in public
     for html in (public, private):
