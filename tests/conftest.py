@@ -17,6 +17,10 @@ from hypothesis import settings as hypothesis_settings
 
 # The same examples in every run: a failure in CI is one that anybody can repeat.
 hypothesis_settings.register_profile("repeatable", derandomize=True, deadline=None)
+# pytest --hypothesis-profile=long tests/fuzz: other examples in every run, and many of them.
+hypothesis_settings.register_profile(
+    "long", max_examples=2_000, database=None, deadline=None, print_blob=True
+)
 hypothesis_settings.load_profile("repeatable")
 
 pytest_plugins = ["tests.clusters", "tests.databases"]

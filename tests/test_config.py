@@ -46,7 +46,7 @@ Settings = Callable[..., dict[str, Any]]
         ({"data__empty": "drop"}, "data.empty: Input should be 'refuse' or 'skip'"),
         ({"engine__kind": "openai"}, "engine.kind: "),
         (
-            {"engine__base_url": "http://me:sk@host/v1"},
+            {"engine__base_url": "http://sk@host/v1"},
             "engine.base_url: a name or password has no place",
         ),
     ],

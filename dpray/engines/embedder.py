@@ -39,7 +39,7 @@ class SentenceTransformerEmbedder:
             self._model = SentenceTransformer(
                 folder, model_kwargs={"dtype": "float32"}, trust_remote_code=False
             )
-        except (OSError, ValueError) as error:
+        except Exception as error:  # damaged files raise errors of many classes
             raise EngineError(
                 f"embedder.model: cannot load {model} ({type(error).__name__})"
             ) from error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 from typing import Any
 
 import openai
@@ -23,6 +23,53 @@ from dpray.engines.base import (
 )
 
 _MISSING = object()
+
+LARGEST_ANSWER = 16 << 20
+"""The most bytes of an answer, far more than any text of `max_tokens` tokens takes."""
+
+UNPACKED_ENCODINGS = ("", "identity", "gzip", "deflate")
+"""Each of these unpacks a chunk to a thousand times its size at most; others, or several one after
+the other, unpack a few KB to GBs."""
+
+
+class AnswerRefused(openai.OpenAIError):
+    """The endpoint's answer is too large, or packed in a way that is not read. The client does not
+    ask again after it."""
+
+
+class _BoundedClient(openai.DefaultHttpxClient):
+    """An HTTP client for an endpoint that may answer with anything. It follows no redirect: the
+    prompts, and on the same host the key, would go to an address that nobody configured. An answer
+    has `seconds` in all after its headers: a timeout of HTTP libraries begins anew with each
+    byte."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(timeout=seconds, follow_redirects=False)
+        self._seconds = seconds
+
+    def send(self, request: Any, **options: Any) -> Any:
+        options["stream"] = True
+        response: Any = super().send(request, **options)
+        try:
+            content = self._read(response)
+        finally:
+            response.close()
+        unpacked = [(k, v) for k, v in response.headers.items() if k != "content-encoding"]
+        return type(response)(
+            response.status_code, headers=unpacked, content=content, request=request
+        )
+
+    def _read(self, response: Any) -> bytes:
+        if response.headers.get("content-encoding", "").lower() not in UNPACKED_ENCODINGS:
+            raise AnswerRefused
+        end, content = monotonic() + self._seconds, bytearray()
+        for part in response.iter_bytes():
+            content += part
+            if len(content) > LARGEST_ANSWER:
+                raise AnswerRefused
+            if monotonic() > end:
+                raise openai.APITimeoutError(request=response.request)
+        return bytes(content)
 
 
 class OpenAIEngine:
@@ -77,7 +124,9 @@ class OpenAIEngine:
         options: dict[str, Any] = self._config.model_dump(include={"base_url", "timeout"})
         # A local server wants no key.
         key = self._config.api_key or os.environ.get("OPENAI_API_KEY", "none")
-        return openai.OpenAI(api_key=key, max_retries=self._config.attempts - 1, **options)
+        http_client = _BoundedClient(self._config.timeout)
+        retries = self._config.attempts - 1
+        return openai.OpenAI(api_key=key, max_retries=retries, http_client=http_client, **options)
 
     def _ask(self, client: openai.OpenAI, prompt: Prompt, sampling: Sampling) -> Completion:
         """Ask once. Raises EngineError, whose message quotes neither the prompt nor the answer."""
@@ -86,11 +135,16 @@ class OpenAIEngine:
             return self._completion(self._answer(client, prompt, sampling))
         except openai.APIStatusError as error:
             status = error.status_code
-            raise EngineError(f"{model}: the endpoint answered with HTTP status {status}") from None
+            hint = " (redirects are not followed)" if 300 <= status < 400 else ""
+            why = f"the endpoint answered with HTTP status {status}{hint}"
+            raise EngineError(f"{model}: {why}") from None
+        except AnswerRefused:
+            why = f"has more than {LARGEST_ANSWER:,} bytes, or is packed in a way that is not read"
+            raise EngineError(f"{model}: the endpoint's answer {why}") from None
         except openai.OpenAIError as error:
             name = type(error).__name__
             raise EngineError(f"{model}: no answer from the endpoint ({name})") from None
-        except (json.JSONDecodeError, UnicodeDecodeError):
+        except (ValueError, RecursionError):  # also of 5,000 digits, and of 100,000 brackets
             raise EngineError(f"{model}: the endpoint's answer has no valid JSON") from None
 
     def _answer(self, client: openai.OpenAI, prompt: Prompt, sampling: Sampling) -> Any:
@@ -123,6 +177,11 @@ class OpenAIEngine:
         reason, usage = getattr(choice, "finish_reason", None), getattr(answer, "usage", None)
         return Completion(
             "" if written is None or reason == "content_filter" else written,
-            getattr(usage, "prompt_tokens", None) or 0,
-            getattr(usage, "completion_tokens", None) or 0,
+            _count(getattr(usage, "prompt_tokens", None)),
+            _count(getattr(usage, "completion_tokens", None)),
         )
+
+
+def _count(tokens: Any) -> int:
+    """Return a number of tokens, 0 for anything else."""
+    return tokens if type(tokens) is int and 0 <= tokens < 2**31 else 0

@@ -41,7 +41,7 @@ class TextCodec:
             # By default transformers asks at the terminal whether to run a model's own code.
             self.tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
             config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # damaged files raise errors of many classes
             raise InputError(
                 f"engine.model: cannot read a tokenizer and a configuration from {model} "
                 f"({type(error).__name__})"

@@ -62,8 +62,10 @@ def listed_names(names: Sequence[str]) -> str:
 
 
 def looks_like_name(name: str) -> bool:
-    """Return whether a column's name is short enough to be one: 40 characters in four words."""
-    return len(name) <= MOST_LETTERS and len(name.split()) <= MOST_WORDS
+    """Return whether a column's name is short enough to be one, 40 characters in four words, and
+    has no control characters."""
+    is_short = len(name) <= MOST_LETTERS and len(name.split()) <= MOST_WORDS
+    return is_short and name.isprintable()
 
 
 def dotted_names(row: Mapping[str, Any], before: str = "") -> list[str]:

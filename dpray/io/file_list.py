@@ -19,16 +19,27 @@ from typing import Any
 import pyarrow.fs
 from pyarrow.fs import FileSelector, FileType
 
+from dpray.io.files import NO_SECRET, holds_secret, names_cloud
 from dpray.io.formats import ENDINGS, KINDS, base_name, kind_of, without_compression
 from dpray.types import InputError, first_line
-
-PASSWORD = re.compile(r"\w[\w+.-]*://[^@/]*:(?!\d+/)[^@]*@")
-"""It matches the beginning of a URI with a password, which may hold a slash and is not a port."""
 
 SAVED, SAVED_SPLITS, FILES = "state.json", "dataset_dict.json", "_data_files"
 """`save_to_disk` of Hugging Face's `datasets` writes the first into the folder of a Dataset, with
 its files under the third, and the second into that of a DatasetDict, which has a folder for each
 split."""
+
+SCHEMES = (
+    "file://",
+    "hf://",
+    "s3://",
+    "gs://",
+    "gcs://",
+    "abfs://",
+    "abfss://",
+    "hdfs://",
+    "viewfs://",
+)
+"""The beginnings of the URIs that are read."""
 
 READERS = 8
 """Files that are hashed at once: a core hashes about as fast as a disk reads, or faster."""
@@ -48,10 +59,16 @@ def list_files(path: str, key: str = "data.path", *, once: bool = True) -> list[
     none is of a kind that is read, if a record would be read twice (with `once`), and for a URI
     with a password: a release holds its configuration.
     """
-    if PASSWORD.match(path):
-        raise InputError(f"{key}: a password has no place in it; give it in the environment")
+    if holds_secret(path):
+        raise InputError(f"{key}: {NO_SECRET}")
     if path.startswith("hf://"):
         return [path]
+    if names_cloud(path) and not path.startswith(SCHEMES):
+        # Without the path: a link often carries a token.
+        listed = ", ".join(SCHEMES)
+        raise InputError(
+            f"{key}: nothing is read from there; download it, or give a path, {listed}"
+        )
     try:
         filesystem, root = filesystem_of(path)
         scheme = path.split("://", 1)[0] + "://" if "://" in path else ""

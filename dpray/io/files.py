@@ -30,6 +30,23 @@ could not grow ("disk I/O error")."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
+NO_SECRET = "a password, key or token has no place in it; give it in the environment"
+
+_PASSWORD = re.compile(r"\w[\w+.-]*:/+[^@/]*:(?!\d+/)[^@]*@")
+"""It matches the beginning of a URI with a password, which may hold a slash and is not a port."""
+
+_TOKEN = re.compile(
+    r"\w[\w+.-]*:/.*[?&][^=&]*(pass|secret|token|key|sig|credentials?)[^=&]*=(?<!_kind=)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""It matches a URI with a key of its query that is named like a secret, as `sig` of Azure is."""
+
+
+def holds_secret(text: str) -> bool:
+    """Return whether a text is a URI with a password, a key or a token. A release holds its
+    configuration, and errors show paths."""
+    return bool(_PASSWORD.match(text) or _TOKEN.match(text))
+
 
 def names_cloud(path: str | Path) -> bool:
     """Return whether a path begins like a URI: as a local path, `s3://bucket/run` would be a folder

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import lzma
 import shutil
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +37,7 @@ from dpray.io.formats import (
 )
 from dpray.io.hub import check_dataset
 from dpray.io.text_files import (
+    LONGEST_ROW,
     START,
     UTF_8,
     encoding_of,
@@ -48,6 +50,10 @@ from dpray.io.text_files import (
 )
 from dpray.types import InputError
 
+UNPACKED, TIMES = 1 << 30, 200
+"""A compressed file may have this many bytes when it is unpacked, or this many times its own size;
+texts rarely shrink to a twentieth, but a few MB may unpack to more than a disk holds."""
+
 READ_BYTES = 1 << 20
 ROWS_AT_ONCE = 1024
 
@@ -55,13 +61,15 @@ ARROW_FILE = b"ARROW1"
 """An Arrow file that can be read in any order begins so; a stream of Arrow, as `save_to_disk`
 writes it, does not."""
 
+BROKEN = (pa.ArrowException, ValueError, OverflowError, TypeError)
+
 CORRUPT = (
-    OSError, EOFError, UnicodeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError,
+    OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError, struct.error,
+    LookupError, *BROKEN,
 )  # fmt: skip
 """A file that cannot be read raises one of these: `zipfile` a RuntimeError for what is encrypted,
-and a NotImplementedError, which is one too, for a compression that it does not know."""
-
-BROKEN = (pa.ArrowException, ValueError, OverflowError, TypeError)
+and a NotImplementedError, which is one too, for a compression that it does not know. It reads
+places and lengths from the file and trusts them, and Arrow refuses a place before the beginning."""
 
 
 def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Where, Row]]:
@@ -113,11 +121,14 @@ def _parquet_batches(stream: Any, piece: Piece) -> Iterator[pa.RecordBatch]:
 
 
 def _arrow_batches(stream: Any) -> Iterator[pa.RecordBatch]:
+    """Yield batches that are validated: Arrow takes a file's offsets as they stand, and wrong ones
+    would read beyond the file's memory, or end the process."""
     with _open_arrow(stream) as file:
-        if isinstance(file, pa.ipc.RecordBatchFileReader):
-            yield from (file.get_batch(number) for number in range(file.num_record_batches))
-        else:
-            yield from file
+        is_file = isinstance(file, pa.ipc.RecordBatchFileReader)
+        numbers = range(file.num_record_batches) if is_file else ()
+        for batch in map(file.get_batch, numbers) if is_file else file:
+            batch.validate(full=True)
+            yield batch
 
 
 def _open_arrow(stream: Any) -> Any:
@@ -161,12 +172,34 @@ def _opened(file: str) -> Iterator[tuple[Kind, Any]]:
         stack.enter_context(stream)
         if kind is None:
             raise InputError(f"{base_name(file)}: a kind of file that is not read")
+        if compression is not None:
+            stream = _Unpacked(file, stream, filesystem.get_file_info(name).size or 0)
         if kind in ("parquet", "arrow") and compression is not None:
             copy = stack.enter_context(TemporaryFile())
             shutil.copyfileobj(stream, copy, READ_BYTES)
             copy.seek(0)
             stream = copy
         yield kind, stream
+
+
+class _Unpacked(io.RawIOBase):
+    """The bytes of a compressed file of `size` bytes. Reading raises InputError if there are too
+    many of them."""
+
+    def __init__(self, file: str, stream: Any, size: int) -> None:
+        self._file, self._stream = file, stream
+        self._left = max(UNPACKED, TIMES * size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        found: int = self._stream.readinto(buffer)
+        self._left -= found
+        if self._left < 0:
+            name = base_name(self._file)
+            raise InputError(f"{name}: unpacks to more than {TIMES} times its size; unpack it")
+        return found
 
 
 def _only_member(archive: zipfile.ZipFile, file: str) -> str:
@@ -263,7 +296,7 @@ def cut(whole: Piece, size: int) -> list[Piece]:
             return list(_cut_parquet(filesystem, name, whole))
         if not _has_lines(filesystem, name, whole.format):
             return [whole]
-    except (OSError, pyarrow.ArrowException):
+    except CORRUPT:
         return [whole]  # reading it says what is wrong
     return [
         replace(whole, begin=begin, end=min(begin + size, length))
@@ -317,8 +350,12 @@ def lines_of(piece: Piece) -> Iterator[bytes]:
         at = max(0, piece.begin - 1)
         stream.seek(at)
         lines = io.BufferedReader(stream, READ_BYTES)
-        if piece.begin:
-            at += len(lines.readline())  # the end of a line that began before, or just its "\n"
-        while at < end and (line := lines.readline()):
+        # The end of a line that began before, or just its "\n".
+        before = piece.begin > 0
+        while before and at < end and (part := lines.readline(READ_BYTES)):
+            at += len(part)
+            before = not part.endswith(b"\n")
+        # A character has at most four bytes: what is cut off here has more than LONGEST_ROW.
+        while at < end and (line := lines.readline(4 * LONGEST_ROW + 1)):
             at += len(line)
             yield line

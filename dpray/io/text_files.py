@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -27,7 +28,9 @@ START = 1 << 16
 
 LONGEST_ARRAY = 256 << 20
 LONGEST_TXT = 64 << 20
-"""Characters of a JSON array, which is read at once, and of a text."""
+LONGEST_ROW = 64 << 20
+"""Characters of a JSON array, which is read at once, of a text, and of a line of JSON or a row of
+CSV. A file of one endless line would take all memory."""
 
 DELIMITERS = (",", ";", "\t", "|")
 
@@ -95,7 +98,7 @@ def read_json(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned
     first = Where(name, 1)
     # Only "\n" ends a line of JSON.
     encoding, lines = text_lines(name, stream, form, newline="\n")
-    start = lines.read(START) + lines.readline()
+    start = lines.read(START) + lines.readline(LONGEST_ROW + 1)
     rest = lines.read(LONGEST_ARRAY) if is_array(start) else ""
     if len(rest) == LONGEST_ARRAY:
         yield first, InputError(f"{base_name(name)}: too long an array; save it as JSON Lines")
@@ -104,7 +107,8 @@ def read_json(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned
     elif why := _no_records(start):
         yield first, InputError(f"{base_name(name)}: {why}")
     else:
-        yield from json_lines(name, chain(io.StringIO(start, "\n"), lines), encoding, form)
+        further = iter(partial(lines.readline, LONGEST_ROW + 1), "")
+        yield from json_lines(name, chain(io.StringIO(start, "\n"), further), encoding, form)
 
 
 def is_array(start: str) -> bool:
@@ -114,15 +118,23 @@ def is_array(start: str) -> bool:
 def json_lines(
     name: str, lines: Iterable[str], encoding: str, form: FileFormat, before: int = 0
 ) -> Scanned:
-    """Read lines of JSON; `before` lines of the file come before them. A blank line is no row."""
+    """Read lines of JSON; `before` lines of the file come before them. A blank line is no row. A
+    line of more than LONGEST_ROW characters, of which the rest may be missing, is the last."""
     for number, line in enumerate(lines, start=before + 1):
         where = Where(name, number)
+        if len(line) > LONGEST_ROW:
+            yield where, too_long(where)
+            return
         if number == 1:
             line = line.removeprefix("\ufeff")
         if undecodable(line):
             yield where, bad_bytes(where, encoding, form)
         elif line.strip():
             yield where, _object(where, line)
+
+
+def too_long(place: Where | str) -> InputError:
+    return InputError(f"{place}: longer than {LONGEST_ROW:,} characters")
 
 
 def _object(where: Where, line: str) -> Row | InputError:
@@ -171,33 +183,67 @@ def _no_records(start: str) -> str | None:
     return None
 
 
+class _TooLong(csv.Error):
+    """A row of CSV has more than LONGEST_ROW characters."""
+
+
+class _RowLines:
+    """The lines of CSV. A row may have many, if line ends stand in its quotes."""
+
+    def __init__(self, lines: io.TextIOWrapper) -> None:
+        self._lines = lines
+        self._left = LONGEST_ROW
+
+    def begin_row(self) -> None:
+        """Let the next lines be those of a new row."""
+        self._left = LONGEST_ROW
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if self._left < 0:
+            raise StopIteration
+        line = self._lines.readline(self._left + 1)
+        self._left -= len(line)
+        if self._left < 0:
+            raise _TooLong
+        if not line:
+            raise StopIteration
+        return line
+
+
 @dataclass(frozen=True)
 class OpenCsv:
-    """CSV after its header; `cells` yields those of each row."""
+    """CSV after its header; `cells` yields those of each row, made of `lines`."""
 
     encoding: str
     delimiter: str
     columns: Sequence[str]
     cells: Iterator[list[str]]
+    lines: _RowLines
 
 
 def open_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> OpenCsv:
     """Read the header, the first line. Raises InputError for one that cannot be read."""
-    csv.field_size_limit(2**31 - 1)
+    csv.field_size_limit(LONGEST_ROW)
     header = f"{base_name(name)}, header"
-    encoding, lines = text_lines(name, stream, form, newline="")
+    encoding, decoded = text_lines(name, stream, form, newline="")
+    lines = _RowLines(decoded)
     try:
-        first = lines.readline().removeprefix("\ufeff")
+        first = next(lines, "").removeprefix("\ufeff")
         dialect = _dialect(first, name, form)
         cells = csv.reader(chain([first], lines), **dialect)
         columns = next(cells, [])
+    except _TooLong:
+        raise too_long(header) from None
     except csv.Error:
         raise _not_csv(header, form) from None
     if undecodable("".join(columns)):
         raise bad_bytes(header, encoding, form)
     if len(set(columns)) < len(columns):
         raise InputError(f"{base_name(name)}: the header names a column twice")
-    return OpenCsv(encoding, dialect["delimiter"], columns, cells)
+    return OpenCsv(encoding, dialect["delimiter"], columns, cells, lines)
 
 
 def read_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
@@ -207,9 +253,13 @@ def read_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
     number = 1
     while True:
         where = Where(name, number, typed=False)
+        opened.lines.begin_row()
         try:
             cells = next(opened.cells)
         except StopIteration:
+            return
+        except _TooLong:
+            yield where, too_long(where)
             return
         except csv.Error:
             yield where, _not_csv(where, form)

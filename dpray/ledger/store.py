@@ -254,7 +254,8 @@ def parse_url(url: str, mounts: Mounts = mounted) -> sa.URL:
         ) from None
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         database = parsed.database or ""
-        if database in ("", ":memory:") or "\0" in database or parsed.query:
+        beyond = parsed.host or parsed.username or parsed.query
+        if database in ("", ":memory:") or "\0" in database or beyond:
             raise InputError("an SQLite ledger is a plain file: sqlite:///path/to/ledger.db")
         path = os.path.abspath(database)
         _check_place(path, mounts)

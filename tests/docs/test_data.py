@@ -98,6 +98,11 @@ def two_names(folder: Path) -> None:
     (folder / "b.jsonl").hardlink_to(folder / "a.jsonl")
 
 
+def many_zeros(folder: Path) -> None:
+    part = pa.compress(b" " * 2**27, codec="zstd", asbytes=True)
+    (folder / "a.parquet.zst").write_bytes(part * 9)
+
+
 ZSTD = pa.compress(LINES.encode(), codec="zstd", asbytes=True)
 NESTED = "".join(
     json.dumps({"note": {"body": row["text"]}, "label": row["label"]}) + "\n" for row in ROWS
@@ -250,6 +255,16 @@ REFUSED: dict[str, Refused] = {
     "a message of another role": one(
         "a.jsonl", chats(SAID, [{"role": "Marlowe", "content": "Hi"}]), **CHATS
     ),
+    "a line or a CSV row without an end": one("a.jsonl", '{"text": "' + "Marlowe" * 9_600_000),
+    "a compressed file that unpacks to too much": (
+        many_zeros,
+        {},
+    ),
+    "an Arrow file with wrong offsets": one(
+        "a.arrow", stream(TABLE).replace(b"\0\0\0\0\x10\0\0\0", b"\0\0\0\0\xff\xff\xff\xff")
+    ),
+    "a link, as `http://`": (files(), {"url": "http://host/Marlowe.csv"}),
+    "a URI with a password or a token": (files(), {"url": "s3://bucket/x.csv?token=Marlowe"}),
     "a label that is null": one("a.jsonl", A_RECORD + '\n{"text": "Marlowe", "label": null}'),
     "a label that is not configured": one(
         "a.jsonl", A_RECORD + '\n{"text": "x", "label": "Marlowe"}'
@@ -267,7 +282,8 @@ def table(heading: str) -> dict[str, str]:
 
 
 def records(settings: Settings, folder: Path, keys: dict[str, Any]) -> list[Any]:
-    path = str(folder / keys["path"]) if "path" in keys else str(folder)
+    keys = dict(keys)
+    path = keys.pop("url", str(folder / keys.get("path", "")))
     changes = {f"data__{key}": value for key, value in keys.items()} | {"data__path": path}
     data = parse_config(settings(**changes)).data
     check_first_records(data)

@@ -3,8 +3,10 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -13,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.io.columns import column_of, text_of
-from dpray.io.file_list import PASSWORD, file_digests, fingerprint, list_files
+from dpray.io.file_list import file_digests, fingerprint, list_files
+from dpray.io.files import holds_secret
 from dpray.io.formats import FileFormat, Piece, Where
 from dpray.io.records import count_rows, cut, numbered, read_file_header, read_piece, read_rows
+from dpray.methods.config import parse_config
 from dpray.types import InputError
 
 
@@ -33,16 +37,64 @@ def test_files_of_a_path_a_folder_and_a_glob(tmp_path: Path) -> None:
     "path", ["s3://KEY:SECRET@bucket/x.jsonl", "s3://KEY:SEC/RET@bucket/", "gs://:SECRET@b/*.csv"]
 )
 def test_a_password_in_a_path_is_refused_and_not_repeated(path: str) -> None:
-    with pytest.raises(InputError, match=r"^--real: a password has no place in it") as told:
+    with pytest.raises(
+        InputError, match=r"^--real: a password, key or token has no place in it"
+    ) as told:
         list_files(path, "--real")
     assert "SEC" not in str(told.value)
 
 
 @pytest.mark.parametrize(
-    "path", ["s3://bucket/a:b@c.jsonl", "abfss://box@account/x.csv", "hdfs://host:8020/a@b.csv"]
+    "path",
+    [
+        "abfss://box@account.dfs.core.windows.net/x.csv?sv=1&sig=SECRET",
+        "s3://bucket/x.csv?secret_key=SECRET",
+        "s3://bucket/x.csv?region=a&X-Amz-Security-Token=SECRET",
+        "gs://bucket/x.csv?X-Goog-Signature=SECRET",
+        "https://host/x.csv?access_token=SECRET",
+        "https://host/x.csv?API_KEY=SECRET",
+        "s3:/KEY:SECRET@bucket/x.csv",
+    ],
+)
+def test_a_token_in_a_path_is_refused_and_not_repeated(
+    path: str, settings: Callable[..., dict[str, Any]]
+) -> None:
+    """Also by the configuration, in any key, before a plan or a release shows it."""
+    for refuse in (
+        lambda: list_files(path),
+        lambda: parse_config(settings(data__path=path)),
+        lambda: parse_config(settings(engine__model=path)),
+        lambda: parse_config(settings(engine__base_url=path)),
+        lambda: parse_config(settings(method__few_shot=path)),
+    ):
+        with pytest.raises(InputError, match=r"^[a-z._]+: a password, key or token") as told:
+            refuse()
+        assert "SECRET" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["http://host/SECRET.csv", "https://SECRET@host/x.csv", "ftp://host/SECRET", "az://c/SECRET"],
+)
+def test_a_link_is_not_read_and_not_repeated(path: str) -> None:
+    """Nothing is read by plain http, nor by https: neither is a file system."""
+    with pytest.raises(InputError, match=r"^data\.path: nothing is read from there") as told:
+        list_files(path)
+    assert "SECRET" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "s3://bucket/a:b@c.jsonl",
+        "abfss://box@account/x.csv",
+        "hdfs://host:8020/a@b.csv",
+        "a?key=b",
+        "s3://b/x?region=y",
+    ],
 )
 def test_other_signs_in_a_path_are_no_password(path: str) -> None:
-    assert not PASSWORD.match(path)
+    assert not holds_secret(path)
 
 
 def test_rows_are_streamed(tmp_path: Path) -> None:
@@ -188,3 +240,27 @@ def test_utf_16_without_a_mark_is_named(tmp_path: Path, encoding: str) -> None:
             list(read_piece(pieces[0]))
         rows = read_rows(str(tmp_path / name), FileFormat(encoding=encoding))
         assert next(rows)[1]["text"] in ("x", "Marlowe", "ЖMarlowe")
+
+
+@pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_arrow_with_offsets_beyond_its_texts(tmp_path: Path, new: Any) -> None:
+    """Arrow itself would read other memory of the process, or end it."""
+    path, table = tmp_path / "a.arrow", pa.table({"text": ["Marlowe"] * 3})
+    with new(path, table.schema) as writer:
+        writer.write_table(table)
+    offsets = b"".join(n.to_bytes(4, "little") for n in (0, 7, 14, 21))
+    for wrong in (2**30, 2**32 - 7):
+        changed = offsets[:8] + wrong.to_bytes(4, "little") + offsets[12:]
+        content = path.read_bytes().replace(offsets, changed)
+        (tmp_path / "b.arrow").write_bytes(content)
+        with pytest.raises(InputError, match=r"^b\.arrow, row 1: not a valid Arrow file"):
+            list(read_rows(str(tmp_path / "b.arrow")))
+
+
+def test_parquet_with_a_column_whose_name_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pa.table({"number": range(100)}), path, row_group_size=7)
+    path.write_bytes(path.read_bytes().replace(b"number", b"\xeeumber"))
+    assert cut(Piece(str(path)), 300) == [Piece(str(path))]
+    with pytest.raises(InputError, match=r"^a\.parquet, row 1: not a valid Parquet file"):
+        list(read_rows(str(path)))

@@ -172,6 +172,14 @@ def test_a_port_that_is_no_number_is_one_line_without_it(url: str):
     assert "word" not in str(refused.value) and refused.value.__suppress_context__
 
 
+@pytest.mark.parametrize("url", ["sqlite://home/ledger.db", "sqlite://me:word@home/ledger.db"])
+def test_an_sqlite_ledger_is_on_no_host(url: str):
+    """With two slashes, the first part of a path would be left out."""
+    with pytest.raises(InputError, match="a plain file") as refused:
+        parse_url(url)
+    assert "word" not in str(refused.value)
+
+
 def test_a_null_byte_is_in_no_path():
     with pytest.raises(InputError, match="a plain file"):
         parse_url("sqlite:///a\0b")
