@@ -19,7 +19,7 @@ from hypothesis import settings as hypothesis_settings
 hypothesis_settings.register_profile("repeatable", derandomize=True, deadline=None)
 # pytest --hypothesis-profile=long tests/fuzz: other examples in every run, and many of them.
 hypothesis_settings.register_profile(
-    "long", max_examples=2_000, database=None, deadline=None, print_blob=True
+    "long", max_examples=4_000, database=None, deadline=None, print_blob=True
 )
 hypothesis_settings.load_profile("repeatable")
 

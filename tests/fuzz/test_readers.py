@@ -1,7 +1,7 @@
 """Damaged files of every kind: a reader yields rows, or refuses in one plain line that shows no
 record.
 
-`pytest --hypothesis-profile=long tests/fuzz` tries 20 times as many files.
+`pytest --hypothesis-profile=long tests/fuzz` tries 40 times as many files.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpray.config.data import DataConfig
 from dpray.io.formats import FileFormat, Piece
 from dpray.io.records import count_rows, cut, numbered, read_file_header, scan_piece
-from dpray.methods.config import parse_config
+from dpray.methods.config import load_config
 from dpray.types import InputError
 from dpray.workers.rows import record_rows
 
@@ -102,6 +103,8 @@ WORDS = [
     b"PAR1", b"ARROW1", b"PK\x03\x04", b"\x1f\x8b", b"\xe2\x80\xa8", b"\x85", b"\x1a",
 ]  # fmt: skip
 
+HALF = settings(max_examples=settings.default.max_examples // 2)  # type: ignore[union-attr]
+
 PLACES = st.integers(0, 2**20)
 """A place in a file, modulo its length."""
 
@@ -156,7 +159,7 @@ def check_message(error: InputError, file: Path) -> None:
     assert SECRET not in said.split("; there are: ")[0], said
 
 
-def check(file: Path, content: bytes, form: FileFormat, settings: dict[str, Any]) -> None:
+def check(file: Path, content: bytes, form: FileFormat, data: DataConfig) -> None:
     """Read a file in all ways that a run reads it."""
     file.write_bytes(content)
     whole = Piece(str(file), format=form)
@@ -171,7 +174,7 @@ def check(file: Path, content: bytes, form: FileFormat, settings: dict[str, Any]
         if len(pieces) > 1 and file.suffix == ".jsonl":
             pieces = list(numbered(pieces, map(count_rows, pieces)))
         for piece in pieces:
-            for _ in record_rows(piece, parse_config(settings).data):
+            for _ in record_rows(piece, data):
                 pass
 
     for read in (read_all, read_pieces, lambda: read_file_header(str(file), form)):
@@ -183,7 +186,7 @@ def check(file: Path, content: bytes, form: FileFormat, settings: dict[str, Any]
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_gives_rows_or_one_plain_line(
-    name: str, tmp_path: Path, settings: Callable[..., dict[str, Any]]
+    name: str, tmp_path: Path, config_file: Callable[..., str]
 ) -> None:
     file, content = FILES[name]
     path = tmp_path / file
@@ -191,15 +194,17 @@ def test_a_damaged_file_gives_rows_or_one_plain_line(
     # What is sound is read: else the damage would not be what is refused.
     path.write_bytes(content)
     assert not [row for _, row in scan_piece(Piece(str(path))) if isinstance(row, InputError)]
-    tree = settings()
+    data = load_config(config_file(), []).data
 
+    @HALF
     @given(DAMAGE, FORMATS)
     def damage(changes: list[tuple[str, int, Any]], form: FileFormat) -> None:
-        check(path, damaged(content, changes), form, tree)
+        check(path, damaged(content, changes), form, data)
 
     damage()
 
 
+@HALF
 @given(st.binary(max_size=200), st.sampled_from([name for name, _ in FILES.values()]))
 def test_any_bytes_are_rows_or_one_plain_line(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str
