@@ -272,16 +272,14 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    "words": Way("DP-KPS by fact; a model writes with the words", words),
-    "words_shown": Way("the same, one fact a prompt, public sentences shown", words_shown),
-    "words_checked": Way("the same, with least_terms: 1", words_checked),
+    "words": Way("DP-KPS by fact, then a model; prompts with the words alone", words),
+    "words_shown": Way("the same, prompts with public sentences", words_shown),
+    "words_checked": Way("the same, prompts with public sentences, least_terms: 1", words_checked),
     "windows": Way("DP-KPS, whole sentences as terms", windows),
-    "secret": Way("private prediction by fact", secret),
-    "secret_schema": Way("the same, with a schema for sentences", secret_schema, True),
-    "secret_words": Way(
-        "DP-KPS, then private prediction by fact, words in its prompts", secret_words
-    ),
-    "sgd": Way("DP-SGD by fact", sgd),
+    "secret": Way("private prediction by fact, public sentences", secret),
+    "secret_schema": Way("the same, a schema for sentences", secret_schema, True),
+    "secret_words": Way("DP-KPS, then private prediction by fact with the words", secret_words),
+    "sgd": Way("DP-SGD by fact, model of 12.5 M parameters", sgd),
 }
 
 

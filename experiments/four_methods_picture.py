@@ -3,7 +3,7 @@ and with private records."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ PANELS = (
 CODED = (
     Panel("agnews_coded", "AG News, accuracy", "accuracy"),
     Panel("trec_coded", "TREC, by label", "by_label"),
-    Panel("banking77_coded", "BANKING77 by department, by label", "by_label"),
+    Panel("banking77_coded", "a bank's departments, by label", "by_label"),
 )
 CODED_PICTURE = HERE.parent / "docs" / "results_coded.svg"
 
@@ -57,6 +57,16 @@ CODED_READING = """\
 """
 
 READING = """\
+- With public texts of the label in the prompts the floor is high, because SmolLM2 writes little of
+  use without examples. On AG News nothing exceeds its floor by 0.1 (that would be 0.92 for private
+  prediction, where all 4,000 real records teach 0.88).
+- Aug-PE gains most where labels are many: on BANKING77's 77 intents its texts teach 0.57 by label
+  at epsilon 4, where its floor has 0.32 and 80 real records have 0.40.
+- One epoch of DP-SGD from SmolLM2 itself learns a part of AG News' topics (0.61). Begun with a model
+  that was tuned on public records it has 0.82; those records alone have 0.80.
+- No chain beats the best single method. DP-SGD gains from terms of DP-KPS as control codes (0.78 in
+  place of 0.61).
+- These rows are of one run, or two: differences of a few hundredths may be chance.
 """
 
 
@@ -78,7 +88,8 @@ def draw(panels: Sequence[Panel], picture: Path) -> None:
             draw_panel(panel, axes, rows)
         figure.axes[0].set_yticks(range(len(rows)), [METHODS[name] for name in rows])
         figure.axes[0].invert_yaxis()
-        figure.legend(handles=legend(), loc="outside lower center", ncols=7, frameon=False)
+        drawn = {e for panel in panels for name in rows for e in figures(panel, name)}
+        figure.legend(handles=legend(drawn), loc="outside lower center", ncols=7, frameon=False)
         figure.savefig(picture, metadata={"Date": None}, facecolor=PAPER)
 
 
@@ -110,9 +121,11 @@ def look(epsilon: float) -> dict[str, Any]:
     }
 
 
-def legend() -> list[Line2D]:
+def legend(epsilons: Collection[float]) -> list[Line2D]:
     drawn = [
-        Line2D([], [], label="floor" if e == FLOOR else f"eps {e:g}", **look(e)) for e in MARKS
+        Line2D([], [], label="floor" if e == FLOOR else f"eps {e:g}", **look(e))
+        for e in MARKS
+        if e in epsilons
     ]
     real = Line2D([], [], color=MUTED, alpha=0.4, linewidth=7, label="80 real records")
     guess = Line2D([], [], color=MUTED, linestyle=(0, (1, 2)), label="a guess")

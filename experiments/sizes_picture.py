@@ -33,6 +33,8 @@ def draw() -> None:
     with rc_context(STYLE):
         figure = Figure(figsize=(9.5, 3.6), layout="constrained")
         panels = figure.subplots(1, len(MEASURES) * len(EPSILONS))
+        for left, right in (panels[:2], panels[2:]):
+            right.sharey(left)
         for i, measure in enumerate(MEASURES):
             for j, epsilon in enumerate(EPSILONS):
                 panel(panels[i * len(EPSILONS) + j], measure, epsilon)
@@ -59,9 +61,9 @@ def panel(axes: Axes, measure: str, epsilon: float) -> None:
         if floor:
             axes.plot(SIZES[0] / 3, np.mean(floor), **look | {"markerfacecolor": PAPER})
     axes.set_xscale("log")
-    axes.set_xticks(SIZES, [f"{n:,}" for n in SIZES])
+    axes.set_xticks(SIZES, [f"{n // 1000}k" for n in SIZES])
     axes.minorticks_off()
-    axes.tick_params(axis="x", labelsize=7)
+    axes.margins(x=0.15)
     axes.set_title(f"{MEASURES[measure]}, eps {epsilon:g}", fontsize=9)
     axes.grid(axis="y", color=MUTED, alpha=0.2)
 
