@@ -342,6 +342,18 @@ COLUMNS = {
 
 
 READING = """\
+- What words carry can end in sentences. DP-KPS finds the value of each fact, and SmolLM2 writes a
+  sentence with it: 99 % of the facts at epsilon 4 and 97 % at epsilon 1, if its prompts show
+  public sentences and `least_terms: 1` leaves out texts without the value. 3 % of its statements
+  are false.
+- Each part is needed: without public sentences it is 13 %, and without `least_terms` 8 to 9 % of
+  the statements are false.
+- Where the forms of sentences are public, they can be terms themselves: 86 % of the facts and
+  none false, in 600 texts of the 1,500 sentences that hold.
+- All of these ways rest on public lists of what could be true, and on facts that hundreds of
+  records share. The best method of ContinuousBench (arXiv 2606.01849), with another corpus and
+  model, knows 4 % at epsilon 100.
+- One run a row. Not run yet: private prediction and DP-SGD by fact, fewer and more records.
 """
 
 
