@@ -11,14 +11,11 @@ name them in labels or prompts. The costs of the runs of a way add up to epsilon
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 from drugs import (
@@ -29,30 +26,18 @@ from drugs import (
     fact_label,
     found_names,
     make_data,
-    questions,
     sentences,
     statements,
     world,
     write,
 )
-from drugs_reader import answered, log_likelihood
-from runs import HERE, RUNS, finished, make, released, rows
-
-from dpray import plan
-from dpray.methods.config import load_config
-from dpray.types import InputError
+from drugs_score import score
+from runs import HERE, RUNS, finished, largest_clip, make, released, rows
 
 NOTES, DRUGS = 333, 100
 TEXTS_OF_A_FACT = 2
-CLIPS = (20.0, 14.0, 10.0, 7.0, 5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2)
 SHOWN = 4
 """Public sentences that a prompt shows."""
-
-LEAST_WORDS = 3
-LEAST_LIKELY = 0.01
-KNOWN_DRUG = "Aspirin"
-"""A sentence is fluent if it is whole, and as likely, for SmolLM2, as all but this share of the
-real ones; a drug that the model knows stands in the place of the new one."""
 
 
 class Case(NamedTuple):
@@ -140,12 +125,15 @@ class Drugs:
             if fact in known
         ]
 
+    @property
+    def size(self) -> str:
+        return f"data.public_size={self.case.notes * self.case.drugs * len(SCHEMA)}"
+
     def run(self, part: str, file: str, share: float, changes: Sequence[str]) -> Path:
         """Make a run for a share of epsilon, unless it is there."""
         out = self.case.folder(part)
-        public_size = f"data.public_size={self.case.notes * self.case.drugs * len(SCHEMA)}"
         if not finished(out):
-            make(file, out, self.case.epsilon * share, [public_size, *changes])
+            make(file, out, self.case.epsilon * share, [self.size, *changes])
         return out
 
     def labelled(self) -> list[str]:
@@ -182,18 +170,9 @@ class Drugs:
             self.template("secret"),
             *more,
         ]
-        clip = largest_clip(self.case.epsilon * share, changes, self)
+        settings = [self.size, *changes, f"privacy.epsilon={self.case.epsilon * share}"]
+        clip = largest_clip(HERE / "drugs_secret.yaml", settings)
         return self.run("texts", "drugs_secret", share, [*changes, f"method.clip_bound={clip}"])
-
-
-def largest_clip(epsilon: float, changes: Sequence[str], drugs: Drugs) -> float:
-    size = drugs.case.notes * drugs.case.drugs * len(SCHEMA)
-    for clip in CLIPS:
-        tried = [*changes, f"privacy.epsilon={epsilon}", f"method.clip_bound={clip}"]
-        with suppress(InputError):
-            plan(load_config(HERE / "drugs_secret.yaml", [f"data.public_size={size}", *tried]))
-            return clip
-    raise SystemExit(f"no clip affords the texts at eps {epsilon:g}")
 
 
 ENGINE = {"kind": "vllm", "model": "smollm2", "dtype": "float32", "max_model_len": 512}
@@ -281,56 +260,6 @@ WAYS = {
     "secret_words": Way("DP-KPS, then private prediction by fact with the words", secret_words),
     "sgd": Way("DP-SGD by fact, model of 12.5 M parameters", sgd),
 }
-
-
-def score(drugs: Drugs, records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the share of facts that are stated, in any sentence and in fluent ones, the share of
-    statements that are false, and that of questions answered."""
-    true, old = set(drugs.world.private), set(drugs.world.public)
-    texts = [row["text"] for row in records]
-    made = [each for text in texts for each in statements(text)]
-    least = least_likely(drugs)
-    fluent = [(s, fact) for s, fact in made if is_fluent(s, fact, least)]
-    found = {
-        "texts": len(texts),
-        "stated": share_stated([fact for _, fact in made], true),
-        "stated_fluently": share_stated([fact for _, fact in fluent], true),
-        "false": sum(f not in true | old for _, f in fluent) / max(1, len(fluent)),
-        "silent": sum(not list(statements(text)) for text in texts) / max(1, len(texts)),
-    }
-    asked = questions(drugs.world.private)
-    found["answered"] = sum(answered(records, asked)) / len(asked)
-    return {name: round(value, 4) for name, value in found.items()}
-
-
-def share_stated(made: Sequence[Fact], true: set[Fact]) -> float:
-    """Return the share of facts that are stated more often than any other value of the drug's
-    attribute."""
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    for drug, attribute, value in made:
-        counts.setdefault((drug, attribute), Counter())[value] += 1
-    right = 0
-    for drug, attribute, value in true:
-        of = counts.get((drug, attribute), Counter())
-        right += of[value] > max((n for v, n in of.items() if v != value), default=0)
-    return right / len(true)
-
-
-def is_fluent(sentence: str, fact: Fact, least: float) -> bool:
-    whole = sentence[:1].isupper() and sentence.endswith(".")
-    return whole and len(sentence.split()) >= LEAST_WORDS and likelihood(sentence, fact) >= least
-
-
-def likelihood(sentence: str, fact: Fact) -> float:
-    return float(log_likelihood(re.sub(fact.drug, KNOWN_DRUG, sentence, flags=re.IGNORECASE)))
-
-
-def least_likely(drugs: Drugs) -> float:
-    """Return the log-likelihood a token that all but `LEAST_LIKELY` of real sentences exceed."""
-    real = rows(drugs.case.data / "private.jsonl")[:300]
-    made = [each for row in real for each in statements(row["text"])]
-    found = sorted(likelihood(*each) for each in made)
-    return found[int(LEAST_LIKELY * len(found))]
 
 
 COLUMNS = {
@@ -426,7 +355,7 @@ def main(wanted: Sequence[str]) -> None:
         records = released(WAYS[way].run(drugs))
         if WAYS[way].after_name:
             records = [row | {"text": row["label"].split()[-1] + row["text"]} for row in records]
-        found = score(drugs, records)
+        found = score(drugs.world, case.data / "private.jsonl", records)
         found["names"] = len(true & set(drugs.names)) / len(true)
         samples = [row["text"] for row in records[:: max(1, len(records) // 6)][:6]]
         case.kept.parent.mkdir(parents=True, exist_ok=True)

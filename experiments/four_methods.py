@@ -25,12 +25,8 @@ from urllib.request import urlopen
 import psutil
 import yaml
 from figures import Figures, Yardstick, rounded
-from runs import HERE, RUNS, finished, make, released, rows
+from runs import HERE, RUNS, finished, largest_clip, make, released, rows
 from sets import SETS, VARIANTS, is_short, labels, part, short_public_texts, size
-
-from dpray import plan
-from dpray.methods.config import load_config
-from dpray.types import InputError
 
 METHODS = {
     "private_prediction": "private prediction, secret batches",
@@ -59,9 +55,6 @@ UNTUNED = ("privacy.epsilon=1", "method.learning_rate=1e-9", "method.epochs=0.1"
 
 WITHOUT_NOISE = ("aug_pe", "dp_sgd")
 """The methods that take an infinite epsilon."""
-
-CLIPS = (10.0, 7.0, 5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.02, 2e-3, 2e-4)
-"""c: the largest one that epsilon pays all texts with."""
 
 EXAMPLES = 40
 """Public texts of a label in the prompts of Aug-PE."""
@@ -164,19 +157,14 @@ def changes(cell: Cell) -> list[str]:
     if prompts(cell).exists():
         found.append(f"{cell.section}.template={prompts_of_labels(cell)}")
     if cell.file.endswith("private_prediction"):
-        found.append(f"{cell.section}.clip_bound={largest_clip(cell, found)}")
+        found.append(f"{cell.section}.clip_bound={clip_of(cell, found)}")
     return found
 
 
-def largest_clip(cell: Cell, settings: list[str]) -> float:
+def clip_of(cell: Cell, settings: Sequence[str]) -> float:
+    """Return the largest clip that the cell's epsilon pays all texts with."""
     file = HERE / "smollm2" / f"{cell.file}.yaml"
-    for clip in CLIPS:
-        key = f"{cell.section}.clip_bound"
-        tried = [*settings, f"privacy.epsilon={cell.epsilon}", f"{key}={clip}"]
-        with suppress(InputError):
-            plan(load_config(file, tried))
-            return clip
-    raise SystemExit(f"no clip affords the texts at eps {cell.epsilon:g}")
+    return largest_clip(file, [*settings, f"privacy.epsilon={cell.epsilon}"], cell.section)
 
 
 def prompts(cell: Cell) -> Path:

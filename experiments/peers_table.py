@@ -22,7 +22,7 @@ import numpy as np
 import steps_table
 from embedding import embed
 from figures import A_SIDE, Figures, Yardstick, copied, rounded
-from four_methods import FLOOR, Cell, changes, cpu_seconds, largest_clip
+from four_methods import FLOOR, Cell, changes, clip_of, cpu_seconds
 from reproduction import distance
 from runs import DATA, HERE, RUNS, accuracy, as_embedded, make, released, rows
 from scipy.optimize import brentq
@@ -122,7 +122,7 @@ def dpray(_: Path, out: Path) -> None:
     settings = changes(cell)
     settings = [s for s in settings if not s.startswith("method.clip_bound=")]
     settings.append(f"method.texts={FEW}")
-    clip = f"method.clip_bound={largest_clip(cell, settings)}"
+    clip = f"method.clip_bound={clip_of(cell, settings)}"
     make("smollm2/private_prediction", out, EPSILON, [*settings, clip])
 
 

@@ -5,19 +5,38 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dpray import plan
 from dpray.evaluation.downstream import Embedded, logistic_regression
 from dpray.io.records import read_rows
+from dpray.methods.config import load_config
+from dpray.types import InputError
 
 HERE = Path(__file__).parent
 DATA = Path("../shared/data")
 RUNS = Path("out/results")
 CANDIDATES = 1000
 """Look-alikes of a canary; 15 canaries of so many are as much work as training."""
+
+
+CLIPS = (
+    20.0, 14.0, 10.0, 7.0, 5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.02, 2e-3, 2e-4,
+)  # fmt: skip
+"""Values of c to choose from."""
+
+
+def largest_clip(file: Path, settings: Sequence[str], section: str = "method") -> float:
+    """Return the largest c that epsilon pays all texts of a configuration with."""
+    for clip in CLIPS:
+        with suppress(InputError):
+            plan(load_config(file, [*settings, f"{section}.clip_bound={clip}"]))
+            return clip
+    raise SystemExit(f"{file}: epsilon affords the texts with no clip")
 
 
 def finished(out: Path) -> bool:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from itertools import product
 from math import log
 from pathlib import Path
@@ -24,19 +23,23 @@ from clinic_notes import private_notes
 from embedding import embed
 from figures import A_SIDE, Figures, mean_recall, rounded
 from reproduction import distance, draw
-from runs import HERE, RUNS, accuracy, as_embedded, finished, make, released, rows
+from runs import (
+    HERE,
+    RUNS,
+    accuracy,
+    as_embedded,
+    finished,
+    largest_clip,
+    make,
+    released,
+    rows,
+)
 
-from dpray import plan
 from dpray.evaluation.fidelity import mauve
-from dpray.methods.config import load_config
-from dpray.types import InputError
 
 SIZES, EPSILONS, RUNS_OF_EACH = (4_000, 20_000, 100_000), (1.0, 4.0), 2
 TESTS, TEXTS, TOKENS = 1_000, 100, 64
 FLOOR = 0.001
-CLIPS = (20.0, 14.0, 10.0, 7.0, 5.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 1e-2, 1e-3, 1e-4)
-"""c: the largest one that epsilon pays all texts with."""
-
 BATCH, STEPS = 500, 40
 """B and T of DP-SGD, the same for every size: an equal amount of work."""
 
@@ -128,16 +131,9 @@ def changes(cell: Cell) -> list[str]:
         f"method.max_tokens={TOKENS}",
         "method.max_records=null",
     ]
-    return [*found, f"method.clip_bound={largest_clip(cell, found)}"]
-
-
-def largest_clip(cell: Cell, settings: Sequence[str]) -> float:
-    for clip in CLIPS:
-        tried = [*settings, f"privacy.epsilon={cell.epsilon}", f"method.clip_bound={clip}"]
-        with suppress(InputError):
-            plan(load_config("jobs/private_prediction_cpu.yaml", tried))
-            return clip
-    raise SystemExit(f"no clip affords the texts of {cell.name}")
+    settings = [*found, f"privacy.epsilon={cell.epsilon}"]
+    clip = largest_clip(Path("jobs/private_prediction_cpu.yaml"), settings)
+    return [*found, f"method.clip_bound={clip}"]
 
 
 def measure(cell: Cell) -> None:

@@ -16,7 +16,7 @@ from drugs import (
     sentences,
     statements,
 )
-from drugs_table import share_stated
+from drugs_score import share_stated
 
 DRUGS, NOTES = 6, 40
 

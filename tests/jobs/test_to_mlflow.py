@@ -4,6 +4,7 @@ here, and a recorder of the calls stands for it."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,14 +56,16 @@ def finished(dp_kps: str) -> Path:
 def test_a_release_and_no_more(finished: Path, tmp_path: Path) -> None:
     (finished / "model").mkdir()
     (finished / "model" / "adapter_config.json").write_text("{}")
+    # Without the release's own report, the model would be another run's.
+    shutil.copy(finished / "privacy_report.json", finished / "model")
     recorder = Recorder()
     log_run(finished, recorder)
     report = json.loads((finished / "privacy_report.json").read_text())
 
     assert recorder.name == f"notes {report['ledger']['reservation'][:8]}"
     assert sorted(str(path.relative_to(finished)) for path in recorder.files) == [
-        "model/adapter_config.json", "privacy_report.html", "privacy_report.json", "run.json",
-        "synthetic.jsonl",
+        "model/adapter_config.json", "model/privacy_report.json", "privacy_report.html",
+        "privacy_report.json", "run.json", "synthetic.jsonl",
     ]  # fmt: skip
     assert recorder.metrics == {
         "epsilon": report["epsilon"], "delta": 1e-5, "llm_calls": 0, "records": 8,
