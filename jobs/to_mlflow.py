@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from dpray.io.files import read_json
-from dpray.report.card import Release
+from dpray.report.card import RECORDS, REPORT, Release
+from dpray.report.page import PAGE
 from dpray.runs.folder import MODEL, TABLES
 from dpray.types import InputError
 
-FILES = (
-    "synthetic.jsonl", *TABLES, "privacy_report.json", "privacy_report.html", "run.json",
-)  # fmt: skip
+FILES = (RECORDS, *TABLES, REPORT, PAGE, "run.json")
 NUMBERS = ("epsilon", "delta", "noise_multiplier", "llm_calls", "records")
 
 

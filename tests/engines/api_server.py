@@ -7,7 +7,9 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
+
+S = TypeVar("S", bound=ThreadingHTTPServer)
 
 SLOW = "slow"
 
@@ -109,8 +111,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def running_server() -> Iterator[Server]:
-    server = Server()
+def running(server: S) -> Iterator[S]:
+    """Run a server in a thread, and close it."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
@@ -119,3 +121,7 @@ def running_server() -> Iterator[Server]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def running_server() -> contextlib.AbstractContextManager[Server]:
+    return running(Server())

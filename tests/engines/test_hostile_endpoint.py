@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic, sleep
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.engines.openai import LARGEST_ANSWER, OpenAIEngine
-from tests.engines.api_server import chat
+from tests.engines.api_server import chat, running
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 MIB = 1 << 20
@@ -59,17 +58,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.sent += len(part)
 
 
-@contextmanager
-def serving(answer: Answer) -> Iterator[Server]:
-    server = Server(answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def serving(answer: Answer) -> AbstractContextManager[Server]:
+    return running(Server(answer))
 
 
 def ask(server: Server, **options: Any) -> Completion:
