@@ -22,7 +22,7 @@ real ones; a drug that the model knows stands in the place of the new one."""
 def score(world: World, notes: Path, records: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return the share of facts that are stated, in any sentence and in fluent ones, the share of
     statements that are false, and that of questions answered. `notes` is the file of real ones."""
-    true, old = set(world.private), set(world.public)
+    true = set(world.private)
     texts = [row["text"] for row in records]
     made = [each for text in texts for each in statements(text)]
     least = least_likely(notes)
@@ -31,7 +31,7 @@ def score(world: World, notes: Path, records: Sequence[dict[str, Any]]) -> dict[
         "texts": len(texts),
         "stated": share_stated([fact for _, fact in made], true),
         "stated_fluently": share_stated([fact for _, fact in fluent], true),
-        "false": sum(f not in true | old for _, f in fluent) / max(1, len(fluent)),
+        "false": sum(f not in true for _, f in fluent) / max(1, len(fluent)),
         "silent": sum(not list(statements(text)) for text in texts) / max(1, len(texts)),
     }
     asked = questions(world.private)

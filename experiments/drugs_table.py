@@ -250,13 +250,14 @@ class Way(NamedTuple):
     """Whether its texts begin after the name of the drug."""
 
 
+BY_FACT = "DP-KPS by fact, a model writes:"
 WAYS = {
-    "words": Way("DP-KPS by fact, then a model; prompts with the words alone", words),
-    "words_shown": Way("the same, prompts with public sentences", words_shown),
-    "words_checked": Way("the same, prompts with public sentences, least_terms: 1", words_checked),
+    "words": Way(f"{BY_FACT} words alone in the prompts", words),
+    "words_shown": Way(f"{BY_FACT} public sentences in the prompts", words_shown),
+    "words_checked": Way(f"{BY_FACT} the same, with least_terms: 1", words_checked),
     "windows": Way("DP-KPS, whole sentences as terms", windows),
     "secret": Way("private prediction by fact, public sentences", secret),
-    "secret_schema": Way("the same, a schema for sentences", secret_schema, True),
+    "secret_schema": Way("private prediction by fact, a schema for sentences", secret_schema, True),
     "secret_words": Way("DP-KPS, then private prediction by fact with the words", secret_words),
     "sgd": Way("DP-SGD by fact, model of 12.5 M parameters", sgd),
 }
@@ -266,6 +267,7 @@ COLUMNS = {
     "stated": "stated",
     "stated_fluently": "in a fluent sentence",
     "false": "false",
+    "silent": "silent",
     "answered": "answered",
 }
 
@@ -274,14 +276,14 @@ READING = """\
 - What words carry can end in sentences. DP-KPS finds the value of each fact, and SmolLM2 writes a
   sentence with it: 99 % of the facts at epsilon 4 and 97 % at epsilon 1, if its prompts show
   public sentences and `least_terms: 1` leaves out texts without the value. 3 % of its statements
-  are false.
-- Each part is needed: without public sentences it is 13 %, and without `least_terms` 8 to 9 % of
-  the statements are false.
-- Where the forms of sentences are public, they can be terms themselves: 86 % of the facts and
-  none false, in 600 texts of the 1,500 sentences that hold.
+  are false, and 9 to 10 % without `least_terms`.
+- Without public sentences, and at temperature 1.0 in place of 0.3, it is 13 %.
+- Where the forms of sentences are public, they can be terms themselves: 86 to 87 % of the facts,
+  which is what 600 random draws from 300 facts hold, and none false. The ways by fact write two
+  texts for each fact.
 - All of these ways rest on public lists of what could be true, and on facts that hundreds of
-  records share. The best method of ContinuousBench (arXiv 2606.01849), with another corpus and
-  model, knows 4 % at epsilon 100.
+  records share. The 4 % that ContinuousBench (arXiv 2606.01849) reports as its best at epsilon
+  100, of made-up facts, is without such lists and by another measure: do not compare.
 - One run a row. Not run yet: private prediction and DP-SGD by fact, fewer and more records.
 """
 
@@ -291,19 +293,27 @@ def section() -> list[str]:
     return [
         "## New facts, in sentences",
         "",
-        "Notes about drugs that do not exist (`python experiments/drugs.py` has their sentences): "
-        "what each is given for, a side effect, and a code, some hundred notes a fact. Public are "
-        "the forms of the sentences, the lists of conditions and effects, the form of codes, the "
-        "syllables of names, the number of drugs, and notes about other drugs. Every way begins "
-        "with a run of DP-KPS that finds the names, for a quarter of epsilon; then each note is "
-        "labelled by its drug and subject (`python experiments/drugs_table.py WAY@EPSILON`).",
+        "Notes about drugs that do not exist (`experiments/drugs.py` has their "
+        "sentences): what each is given for, a side effect, and a code, hundreds of notes"
+        " a fact. Public are the forms of the sentences, the lists of conditions and "
+        "effects, the form of codes, the syllables of names, the number of drugs and of "
+        "notes, that a note names one drug and one value of one subject, that a drug has "
+        "one value of each, and notes about other drugs. Every way begins with a run of "
+        "DP-KPS that finds the names, for a quarter of epsilon. For the ways by fact, "
+        "each note is then labelled by its drug and subject; the subject is a column. A "
+        "second run has three quarters of epsilon, and the two costs add up (delta 0; "
+        "each run has a ledger of its own here). `python experiments/drugs_table.py "
+        "WAY@EPSILON`.",
         "",
         *table(),
         "",
-        "Stated: facts that more sentences of the release state than state any other value. A "
-        "sentence is fluent if it is whole and as likely, for SmolLM2, as 99 % of the real ones. "
-        "False: statements in fluent sentences that hold of no drug. Answered: questions with four "
-        "choices for which SmolLM2 prefers the right one after it has read two released texts.",
+        "A sentence states a fact if it names one drug and one value, whatever it says of"
+        " them. Stated: facts that more sentences state than state any other value. A "
+        "sentence is fluent if it is whole and as likely, for SmolLM2, as 99 % of the "
+        "real ones. False: fluent statements that do not hold of the drug that they name."
+        " Silent: texts without a statement. Answered: questions with four choices for "
+        "which SmolLM2 prefers the right one after it has read at most two released texts"
+        " on that subject of the drug; a guess is right in 25 %.",
         "",
         *READING.splitlines(),
     ]

@@ -51,7 +51,7 @@ rows, do not admire them. Which method to take when: [choosing.md](choosing.md).
 `python experiments/make.py` writes this page and those beside it:
 
 - [all tables](../experiments/results_tables.md): the other data sets, chained methods, code of
-  other authors, new facts, rehearsals;
+  other authors, rehearsals;
 - [texts](../experiments/results_texts.md): ten of each method;
 - [settings of each method](../experiments/results_small_model.md), with a smaller model.
 """
