@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from runs import DATA, RUNS, rows
 
+from dpray.io.files import write_durably
+
 EPSILONS = (1.0, 4.0, 8.0, inf)
 
 LONGEST_EXAMPLE = 500
@@ -179,7 +181,8 @@ def coded_records(data: str, name: str) -> Path:
     codes = dict(zip(sorted(set(groups.values())), ascii_uppercase, strict=False))
     found = rows(DATA / data / f"{name}.jsonl")
     coded = ({"text": row["text"], "label": codes[groups[row["label"]]]} for row in found)
-    made.write_text("".join(json.dumps(row) + "\n" for row in coded))
+    # Runs that are made side by side read these files.
+    write_durably(made, "".join(json.dumps(row) + "\n" for row in coded))
     return made
 
 
