@@ -1,4 +1,4 @@
-"""What a release states of the facts about new drugs, and whether in fluent sentences."""
+"""`score` counts the facts about new drugs that a release states, and those in fluent sentences."""
 
 from __future__ import annotations
 

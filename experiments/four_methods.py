@@ -205,7 +205,7 @@ def run(cell: Cell, server: psutil.Process | None = None) -> None:
     (cell.folder / COST).write_text(json.dumps(cost))
 
 
-def cpu_seconds(server: psutil.Process | None) -> float:
+def cpu_seconds(server: psutil.Process | None = None) -> float:
     """The CPU time of the processes that have ended, and of the endpoint's, which have not."""
     ended = getrusage(RUSAGE_CHILDREN)
     found = ended.ru_utime + ended.ru_stime

@@ -93,8 +93,8 @@ class DataSet(NamedTuple):
 
     is_json: bool = False
     coded: str = ""
-    """What kind of text the records are, if that is all that is public: their labels are codes, and
-    no text of the kind is shown."""
+    """The kind of text that the records are, if that is all that is public: their labels are codes,
+    and no text of the kind is shown."""
 
     settings: Mapping[str, Sequence[str]] = MappingProxyType({})
     """Keys of a method that differ from its configuration in experiments/smollm2."""

@@ -1,5 +1,5 @@
-"""How much more records help: the four methods on 4,000, 20,000 and 100,000 notes of the packaged
-clinic, with the packaged model.
+"""This script runs the four methods on 4,000, 20,000 and 100,000 notes of the packaged clinic, with
+the packaged model, to see how much more records help.
 
 `python experiments/sizes.py METHOD[@EPSILON[/NOTES[#RUN]]]...` makes the runs that are not there
 yet, METHOD a key of METHODS, and keeps their figures in experiments/measured/sizes. The packaged
@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from itertools import product
 from math import log
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, getrusage
 from typing import NamedTuple
 
 from clinic_notes import private_notes
 from embedding import embed
 from figures import A_SIDE, Figures, mean_recall, rounded
+from four_methods import cpu_seconds
 from reproduction import distance, draw
 from runs import (
     HERE,
@@ -138,7 +138,7 @@ def changes(cell: Cell) -> list[str]:
 
 def measure(cell: Cell) -> None:
     """Make the run if it is not there, and keep what it is worth."""
-    out, before = FOLDER / cell.name, children_seconds()
+    out, before = FOLDER / cell.name, cpu_seconds()
     if not finished(out):
         make(f"../jobs/{cell.method}_cpu", out, cell.epsilon, changes(cell))
     data(cell.notes)
@@ -152,16 +152,11 @@ def measure(cell: Cell) -> None:
         "by_label": mean_recall(made, test),
         "distance": distance(made, test, A_SIDE) if enough else None,
         "mauve": mauve(*sides, seed=0) if sides else None,
-        "cpu_minutes": (children_seconds() - before) / 60,
+        "cpu_minutes": (cpu_seconds() - before) / 60,
     }
     cell.kept.parent.mkdir(parents=True, exist_ok=True)
     cell.kept.write_text(json.dumps(rounded(figures), indent=1) + "\n")
     print(cell.name, rounded(figures), flush=True)
-
-
-def children_seconds() -> float:
-    ended = getrusage(RUSAGE_CHILDREN)
-    return ended.ru_utime + ended.ru_stime
 
 
 def named(name: str) -> list[Cell]:

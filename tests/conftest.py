@@ -218,3 +218,15 @@ def config_file(settings: Callable[..., dict[str, Any]], tmp_path: Path) -> Call
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def sequences(tmp_path: Path) -> dict[str, Any]:
+    """The sections of a run that releases the sequences themselves."""
+    vocabulary = tmp_path / "words.txt"
+    vocabulary.write_text("".join(f"word{i}\n" for i in range(20)))
+    method = {
+        "name": "dp_kps", "vocabulary": str(vocabulary), "vocabulary_size": 7,
+        "phrases_per_record": 4, "sequence_length": 3, "records": 8,
+    }  # fmt: skip
+    return {"method": method, "engine": {"kind": "none"}, "privacy__epsilon": 8.0}

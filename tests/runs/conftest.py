@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +11,6 @@ from dpray import registry as methods
 from dpray.config.config import Config
 from dpray.methods.dp_kps import release as dp_kps_run
 from dpray.types import Resumable
-
-
-@pytest.fixture
-def sequences(tmp_path: Path) -> dict[str, Any]:
-    """The sections of a run that releases the sequences themselves."""
-    vocabulary = tmp_path / "words.txt"
-    vocabulary.write_text("".join(f"word{i}\n" for i in range(20)))
-    method = {
-        "name": "dp_kps", "vocabulary": str(vocabulary), "vocabulary_size": 7,
-        "phrases_per_record": 4, "sequence_length": 3, "records": 8,
-    }  # fmt: skip
-    return {"method": method, "engine": {"kind": "none"}, "privacy__epsilon": 8.0}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What is known against dpray's code and what it is built of: `make audit`.
+"""`make audit` looks up what is known against dpray's code and what it is built of.
 
     AUDIT/bin/python -m tests.supply_chain.audit [--without-vulnerabilities] PYTHON
 
