@@ -1,8 +1,9 @@
 """New facts in sentences: which way of ending in fluent text states them.
 
-`python experiments/drugs_table.py WAY@EPSILON[/NOTES[/DRUGS]]...` makes the runs that are not there
-yet, WAY a key of WAYS, NOTES those of a fact (333) and DRUGS the private ones (100), and keeps
-their figures in experiments/measured/drugs: delete a file there to measure anew.
+`python experiments/drugs_table.py WAY@EPSILON[/NOTES[/DRUGS]][#RUN]...` makes the runs that are not
+there yet, WAY a key of WAYS, NOTES those of a fact (333) and DRUGS the private ones (100), RUN a
+number from 0 on, and keeps their figures in experiments/measured/drugs: delete a file there to
+measure anew.
 
 Every way begins with a run of DP-KPS that finds the names, for a quarter of epsilon. All other runs
 name them in labels or prompts. The costs of the runs of a way add up to epsilon.
@@ -45,6 +46,7 @@ class Case(NamedTuple):
     epsilon: float
     notes: int = NOTES
     drugs: int = DRUGS
+    run: int = 0
 
     @property
     def data(self) -> Path:
@@ -52,14 +54,18 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.way}-{self.epsilon:g}-{self.drugs}x{self.notes}"
+        return f"{self.way}-{self.epsilon:g}-{self.drugs}x{self.notes}-{self.run}"
 
     @property
     def kept(self) -> Path:
         return HERE / "measured" / "drugs" / f"{self.name}.json"
 
     def folder(self, part: str) -> Path:
-        return self.data / f"{self.way if part == 'texts' else part}-{self.epsilon:g}"
+        return self.data / f"{self.way if part == 'texts' else part}-{self.epsilon:g}-{self.run}"
+
+    def file(self, name: str, ending: str) -> Path:
+        """Return the place of a file that rests on the names that this run found."""
+        return self.data / f"{name}-{self.epsilon:g}-{self.run}.{ending}"
 
 
 class Drugs:
@@ -93,7 +99,7 @@ class Drugs:
 
     @cached_property
     def notes_by_fact(self) -> Path:
-        path = self.case.data / f"by_fact-{self.case.epsilon:g}.jsonl"
+        path = self.case.file("by_fact", "jsonl")
         write(path, by_fact(rows(self.case.data / "private.jsonl"), self.names))
         return path
 
@@ -101,7 +107,7 @@ class Drugs:
     def examples(self) -> Path:
         """Public sentences of each attribute, with their value, for the labels of the private
         notes, which name the attribute too."""
-        path = self.case.data / f"examples-{self.case.epsilon:g}.jsonl"
+        path = self.case.file("examples", "jsonl")
         of: dict[str, list[str]] = {attribute: [] for attribute in SCHEMA}
         for fact, sentence in self.public_sentences:
             if len(of[fact.attribute]) < 40:
@@ -142,7 +148,7 @@ class Drugs:
 
     def template(self, name: str) -> str:
         """Write the prompts, which name a label's drug alone; return their file."""
-        path = self.case.data / f"{name}.template.yaml"
+        path = self.case.file(name, "template.yaml")
         template = yaml.safe_load((HERE / f"drugs_{name}.template.yaml").read_text())
         names = {fact_label(n, attribute): n for n in self.names for attribute in SCHEMA}
         path.write_text(yaml.safe_dump(template | {"labels": names}, allow_unicode=True))
@@ -176,22 +182,23 @@ class Drugs:
 
 
 ENGINE = {"kind": "vllm", "model": "smollm2", "dtype": "float32", "max_model_len": 512}
-WRITTEN = (f"engine={json.dumps(ENGINE | {'kv_cache_gib': 2.0})}", "method.max_tokens=32")
+WRITTEN = (
+    f"engine={json.dumps(ENGINE | {'kv_cache_gib': 2.0})}",
+    "method.max_tokens=32",
+    "method.label_in_prompt=true",
+    "method.generation_temperature=0.3",
+)
 
 
 def words(drugs: Drugs) -> Path:
-    return drugs.values(
-        "texts", 3 / 4, *WRITTEN, "method.label_in_prompt=true", drugs.template("words")
-    )
+    return drugs.values("texts", 3 / 4, *WRITTEN, drugs.template("words"))
 
 
 def words_shown(drugs: Drugs, *others: str) -> Path:
     more = [
-        "method.label_in_prompt=true",
         drugs.template("words_shown"),
         f"method.few_shot={drugs.examples}",
         f"method.few_shot_examples={SHOWN}",
-        "method.generation_temperature=0.3",
     ]
     return drugs.values("texts", 3 / 4, *WRITTEN, *more, *others)
 
@@ -205,7 +212,7 @@ def windows(drugs: Drugs) -> Path:
     the first run found."""
     names = drugs.names
     known = {term for row in released(drugs.case.folder("names")) for term in row["terms"]}
-    path = drugs.case.data / f"sentences-{drugs.case.epsilon:g}.txt"
+    path = drugs.case.file("sentences", "txt")
     path.write_text("\n".join(sentences(names, sorted(known))))
     facts = len(drugs.labels)
     changes = [
@@ -320,44 +327,51 @@ def section() -> list[str]:
 
 
 def table() -> list[str]:
-    """Return a row for each case whose figures are kept."""
-    lines = [
-        "| way | eps | records | facts | names found | texts | "
-        + " | ".join(COLUMNS.values())
-        + " |",
-        "|---|---:|---:|---:|---:|---:|" + "---:|" * len(COLUMNS),
-    ]
-    for case in kept_cases():
-        found = json.loads(case.kept.read_text())["figures"]
+    """Return a row for each case whose figures are kept: of each figure the least and the most of
+    the runs."""
+    head = ["way", "eps", "records", "facts", "runs", "names found", "texts", *COLUMNS.values()]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for case, runs in kept_cases().items():
         facts = case.drugs * len(SCHEMA)
         about = [
             WAYS[case.way].name,
             f"{case.epsilon:g}",
             f"{facts * case.notes:,}",
             f"{facts:,}",
-            f"{found['names']:.0%}",
-            f"{found['texts']:,.0f}",
+            f"{len(runs)}",
+            spread(runs, "names", "{:.0%}"),
+            spread(runs, "texts", "{:.0f}"),
         ]
-        lines.append("| " + " | ".join([*about, *(f"{found[c]:.0%}" for c in COLUMNS)]) + " |")
+        cells = [*about, *(spread(runs, column, "{:.0%}") for column in COLUMNS)]
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
-def kept_cases() -> list[Case]:
-    """Return the cases with figures, in the order of the ways."""
-    found = []
-    for file in (HERE / "measured" / "drugs").glob("*.json"):
-        way, epsilon, size = file.stem.rsplit("-", 2)
+def spread(runs: Sequence[dict[str, float]], figure: str, form: str) -> str:
+    """Return the least and the most of a figure, or one where they look alike."""
+    values = [run[figure] for run in runs]
+    return " to ".join(dict.fromkeys(form.format(value) for value in (min(values), max(values))))
+
+
+def kept_cases() -> dict[Case, list[dict[str, float]]]:
+    """Return the figures of the runs of each case, in the order of the ways."""
+    found: dict[Case, list[dict[str, float]]] = {}
+    for file in sorted((HERE / "measured" / "drugs").glob("*.json")):
+        way, epsilon, size, _ = file.stem.rsplit("-", 3)
         drugs, notes = map(int, size.split("x"))
-        found.append(Case(way, float(epsilon), notes, drugs))
+        figures = json.loads(file.read_text())["figures"]
+        found.setdefault(Case(way, float(epsilon), notes, drugs), []).append(figures)
     ways = list(WAYS)
-    return sorted(found, key=lambda c: (-c.drugs, -c.notes, -c.epsilon, ways.index(c.way)))
+    order = sorted(found, key=lambda c: (-c.drugs, -c.notes, -c.epsilon, ways.index(c.way)))
+    return {case: found[case] for case in order}
 
 
 def main(wanted: Sequence[str]) -> None:
     for each in wanted:
-        way, _, rest = each.partition("@")
+        rest, _, run = each.partition("#")
+        way, _, rest = rest.partition("@")
         epsilon, *sizes = rest.split("/")
-        case = Case(way, float(epsilon), *map(int, sizes))
+        case = Case(way, float(epsilon), *map(int, sizes))._replace(run=int(run or 0))
         if case.kept.exists():
             continue
         drugs = Drugs(case)

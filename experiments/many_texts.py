@@ -1,0 +1,141 @@
+"""As many texts as epsilon pays for: 100, 500 and 2,000 texts of private prediction, Aug-PE and
+DP-KPS at epsilon 1.
+
+`python experiments/many_texts.py DATA/METHOD[@TEXTS[#RUN]]...` makes the runs that are not there
+yet, and keeps their figures in experiments/measured/many_texts. DATA is `clinic`, 20,000 notes of
+sizes.py with the packaged model, or a coded set of four_methods.py with SmolLM2.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import four_methods
+import numpy as np
+import sizes
+from embedding import embed, embedded
+from figures import Figures, mean_recall, rounded
+from reproduction import draw
+from runs import HERE, RUNS, accuracy, as_embedded, finished, largest_clip, make, released, rows
+from sets import SETS, part
+
+from dpray.evaluation.downstream import Embedded
+
+EPSILON, TEXTS, RUNS_OF_EACH = 1.0, (100, 500, 2_000), 2
+NOTES = 20_000
+CLINIC = "clinic"
+METHODS = ("private_prediction", "aug_pe", "dp_kps")
+DRAWS = 5
+"""Draws of real records, for each number of texts."""
+
+KEPT = HERE / "measured" / "many_texts"
+
+
+class Cell(NamedTuple):
+    """One run."""
+
+    data: str
+    method: str
+    texts: int
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-{self.texts}-{self.number}"
+
+    @property
+    def kept(self) -> Path:
+        return KEPT / self.data / f"{self.name}.json"
+
+    @property
+    def figures(self) -> Figures | None:
+        return json.loads(self.kept.read_text()) if self.kept.exists() else None
+
+    def settings(self) -> tuple[str, list[str]]:
+        """Return the file of the run's configuration, and what it changes but for epsilon."""
+        if self.data == CLINIC:
+            cell = sizes.Cell(self.method, EPSILON, NOTES, self.number)
+            file, found = f"../jobs/{self.method}_cpu", sizes.changes(cell)
+        else:
+            method = "private_prediction_bare" if self.method == METHODS[0] else self.method
+            of_set = four_methods.Cell(self.data, method, EPSILON, self.number)
+            file, found = f"smollm2/{self.method}", four_methods.changes(of_set)
+        if self.method != "private_prediction":
+            return file, [*found, f"method.records={self.texts}"]
+        found.append(f"method.texts={self.texts}")
+        clip = largest_clip(HERE / f"{file}.yaml", [*found, f"privacy.epsilon={EPSILON}"])
+        return file, [*found, f"method.clip_bound={clip}"]
+
+
+def cells(data: str, method: str) -> Iterator[Cell]:
+    """Yield the cells of a method, the first run of every one before the second of any."""
+    for number, texts in product(range(RUNS_OF_EACH), TEXTS):
+        yield Cell(data, method, texts, number)
+
+
+@cache
+def real(data: str, name: str) -> Embedded:
+    """Return the `private` or `test` records of a set, as vectors."""
+    if data in SETS:
+        return embedded(part(data, name))
+    sizes.data(NOTES)
+    file = "test" if name == "test" else f"{NOTES}"
+    return as_embedded(rows(sizes.FOLDER / "data" / f"{file}.jsonl"), embed)
+
+
+def scores(made: Embedded, data: str) -> Figures:
+    test = real(data, "test")
+    return {"accuracy": accuracy(made, test), "by_label": mean_recall(made, test)}
+
+
+def measure(cell: Cell) -> None:
+    """Make the run if it is not there, and keep what its texts teach."""
+    out, before = RUNS / "many_texts" / cell.data / cell.name, four_methods.cpu_seconds()
+    if not finished(out):
+        file, changes = cell.settings()
+        make(file, out, EPSILON, changes)
+    records = released(out)
+    figures = {"texts": len(records), **scores(as_embedded(records, embed), cell.data)}
+    figures["cpu_minutes"] = (four_methods.cpu_seconds() - before) / 60
+    keep(cell.kept, figures)
+
+
+def measure_real(data: str) -> None:
+    """Keep what so many private records teach, the mean of some draws."""
+    private = real(data, "private")
+    for texts in TEXTS:
+        of_draws = [scores(draw(private, texts, seed), data) for seed in range(DRAWS)]
+        means = {name: float(np.mean([each[name] for each in of_draws])) for name in of_draws[0]}
+        keep(KEPT / data / f"real-{texts}.json", {"texts": texts, **means})
+
+
+def keep(file: Path, figures: Figures) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(rounded(figures), indent=1) + "\n")
+    print(file.parent.name, file.stem, rounded(figures), flush=True)
+
+
+def named(name: str) -> list[Cell]:
+    """Return the cells of DATA/METHOD[@TEXTS[#RUN]]."""
+    name, _, number = name.partition("#")
+    name, _, texts = name.partition("@")
+    data, _, method = name.partition("/")
+    return [
+        cell
+        for cell in cells(data, method)
+        if texts in ("", f"{cell.texts}") and number in ("", f"{cell.number}")
+    ]
+
+
+if __name__ == "__main__":
+    for each in [cell for name in sys.argv[1:] for cell in named(name)]:
+        if not (KEPT / each.data / f"real-{TEXTS[0]}.json").exists():
+            measure_real(each.data)
+        if not each.kept.exists():
+            measure(each)
