@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -30,7 +30,12 @@ from dpray.evaluation.downstream import Embedded
 EPSILON, TEXTS, RUNS_OF_EACH = 1.0, (100, 500, 2_000), 2
 NOTES = 20_000
 CLINIC = "clinic"
-METHODS = ("private_prediction", "aug_pe", "dp_kps")
+METHODS = {
+    "private_prediction": "private prediction",
+    "aug_pe": "Aug-PE",
+    "dp_kps": "DP-KPS, with texts where there is SmolLM2",
+}
+TITLES = {CLINIC: "clinic notes", "trec_coded": "TREC", "agnews_coded": "AG News"}
 DRAWS = 5
 """Draws of real records, for each number of texts."""
 
@@ -63,7 +68,8 @@ class Cell(NamedTuple):
             cell = sizes.Cell(self.method, EPSILON, NOTES, self.number)
             file, found = f"../jobs/{self.method}_cpu", sizes.changes(cell)
         else:
-            method = "private_prediction_bare" if self.method == METHODS[0] else self.method
+            bare = self.method == "private_prediction"
+            method = "private_prediction_bare" if bare else self.method
             of_set = four_methods.Cell(self.data, method, EPSILON, self.number)
             file, found = f"smollm2/{self.method}", four_methods.changes(of_set)
         if self.method != "private_prediction":
@@ -119,6 +125,51 @@ def keep(file: Path, figures: Figures) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(rounded(figures), indent=1) + "\n")
     print(file.parent.name, file.stem, rounded(figures), flush=True)
+
+
+READING = """\
+"""
+
+
+def section() -> list[str]:
+    """Return the section of docs/results.md, of the figures that are kept."""
+    return [
+        "## More texts",
+        "",
+        f"What a classifier learns from so many texts, all at epsilon {EPSILON:g} (`python "
+        f"experiments/many_texts.py DATA/METHOD@TEXTS`): of {NOTES:,} notes of the packaged clinic "
+        "with the packaged model, and of coded records with SmolLM2 (by label). Real: the mean of "
+        f"{DRAWS} draws of so many private records.",
+        "",
+        "| data | method | " + " | ".join(f"{texts:,}" for texts in TEXTS) + " |",
+        "|---|---|" + "---:|" * len(TEXTS),
+        *(
+            line
+            for data in sorted(folder.name for folder in KEPT.iterdir())
+            for line in lines(data)
+        ),
+        "",
+        *READING.splitlines(),
+    ]
+
+
+def lines(data: str) -> Iterator[str]:
+    """Yield a row of the table for real records and for each method that was run."""
+    title = TITLES[data]
+    found = [json.loads((KEPT / data / f"real-{texts}.json").read_text()) for texts in TEXTS]
+    yield f"| {title} | real records | " + " | ".join(f"{f['by_label']:.2f}" for f in found) + " |"
+    for method, name in METHODS.items():
+        runs = {
+            texts: [c.figures for c in cells(data, method) if c.texts == texts and c.figures]
+            for texts in TEXTS
+        }
+        if any(runs.values()):
+            yield f"| {title} | {name} | " + " | ".join(map(shown, runs.values())) + " |"
+
+
+def shown(runs: Sequence[Figures]) -> str:
+    """Return the score of each run, or a dash if there is none."""
+    return ", ".join(f"{figures['by_label']:.2f}" for figures in runs) or "-"
 
 
 def named(name: str) -> list[Cell]:

@@ -1,15 +1,16 @@
 """Private lockstep decoding against plain sampling: tokens per second on the same requests.
 
     python -m tests.benchmarks.bench_lockstep [--json] [--rows 32] [--tokens 16] [--rounds 3]
-        [--frame 0]
+        [--frame 0] [--shape tiny]
 
-Small random models (Llama shape) with large vocabularies, so that what chooses tokens weighs as
-much as it can. A token is one row's: G groups of R rows (R - 1 private prompts and the public one)
-and T positions are G * R * T tokens, whoever samples them; nobody makes text of them. On a CPU the
-seconds are those of the process's CPU time, which other work on the machine hardly changes. The
-ways take turns; a ratio is the median of the rounds' ratios. The prefix cache is emptied before
-every measurement. All prompts begin with the same `--frame` words, which it computes once. A way
-with a schema is compared with plain sampling with the same one, in vLLM's structured outputs.
+Random models of Llama's shape with large vocabularies. They are tiny, so that what chooses tokens
+weighs as much as it can, or have the layers of a model that people use (`--shape`). A token is one
+row's: G groups of R rows (R - 1 private prompts and the public one) and T positions are G * R * T
+tokens, whoever samples them; nobody makes text of them. On a CPU the seconds are those of the
+process's CPU time, which other work on the machine hardly changes. The ways take turns; a ratio is
+the median of the rounds' ratios. The prefix cache is emptied before every measurement. All prompts
+begin with the same `--frame` words, which it computes once. A way with a schema is compared with
+plain sampling with the same one, in vLLM's structured outputs.
 
 `seconds` are those of a group's text. `selector` is the time in which tokens are chosen, for each
 group and step, and its share of the whole time: on a GPU the host's, its waiting included.
@@ -41,7 +42,11 @@ from dpray.methods.private_prediction.token import PrivateToken
 from tests.engines.tiny_model import make_model, sentence
 
 CLOCK = time.perf_counter if torch.cuda.is_available() else time.process_time
-SHAPE = {"hidden": 256, "intermediate": 704, "layers": 4, "heads": 4}
+SHAPES = {
+    "tiny": {"hidden": 256, "intermediate": 704, "layers": 4, "heads": 4},
+    "smollm2-135m": {"hidden": 576, "intermediate": 1536, "layers": 30, "heads": 9},
+    "llama-1b": {"hidden": 2048, "intermediate": 8192, "layers": 16, "heads": 32},
+}
 RECENTRED = {"clip": "recentred", "clip_bound": 10.0, "temperature": 2.0}
 DCLIP = {"clip": "dclip", "clip_bound": 2.0, "temperature": 1.0}
 WAYS: dict[str, dict[str, Any]] = {
@@ -186,14 +191,15 @@ def main(
     tokens: int = 16,
     rounds: int = 3,
     frame: int = 0,
+    shape: str = "tiny",
     as_json: bool = typer.Option(False, "--json"),
 ) -> None:
-    table = Table(title=f"groups of {rows} rows, {tokens} tokens")
+    table = Table(title=f"{shape}, groups of {rows} rows, {tokens} tokens")
     for column in ("vocabulary", "groups", "way", "seconds", "of plain", "selector, ms", "share"):
         table.add_column(column, justify="left" if column == "way" else "right")
     for size in vocabulary:
         with tempfile.TemporaryDirectory() as folder:
-            model = make_model(Path(folder), vocabulary=size, context=512, **SHAPE)
+            model = make_model(Path(folder), vocabulary=size, context=512, **SHAPES[shape])
             fill_vocabulary(model, size)
             bench = Bench(model, rows, tokens, frame)
             for number in groups:
