@@ -31,6 +31,7 @@ from dpray.engines.embedder import locate_embedder
 from dpray.engines.model_path import resolve_model
 from dpray.engines.vllm_model import DEFAULT_CONTEXT, ENVIRONMENT, vllm_options
 from dpray.serving.errors import reraise
+from dpray.serving.front import FRONT_ENVIRONMENT
 from dpray.serving.guard import Endpoint, Guard
 from dpray.serving.requests import ChatCall, CompletionCall, EmbeddingCall, Room
 from dpray.serving.settings import (
@@ -53,8 +54,8 @@ _SMALL_CACHE = 2**24
 _REPLICAS_SECONDS = 2.0
 _POLL_SECONDS = 0.5
 _GATEWAY_REQUESTS = 1024
-"""The most requests in flight in a gateway: those that the shipped proxy passes on. Another 1024
-wait, and Serve answers any more with a 503."""
+"""The most requests in flight in a gateway. Another 1024 wait, and Serve answers any more with a
+503."""
 _HEALTH_SECONDS = 1.0
 """Serve checks every second whether the gateways live, which answer at once."""
 _REPLICA_LOGS = {"enable_access_log": False, "log_level": "CRITICAL"}
@@ -223,7 +224,8 @@ def serve_until_stopped(file: ServeFile, on_ready: Callable[[str], None]) -> Non
 
     Raises InputError if Serve already runs on the cluster, ServingFailed for a failed start.
     """
-    start_ray(file.runtime.ray_address)
+    # Serve's controller and proxy have the environment of the job that starts them.
+    start_ray(file.runtime.ray_address, FRONT_ENVIRONMENT)
     # After Ray's start, which installs a handler that aborts.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # It logs every step.

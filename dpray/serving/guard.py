@@ -20,8 +20,8 @@ import hmac
 import ipaddress
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from limits import RateLimitItemPerMinute
@@ -43,6 +43,8 @@ from dpray.serving.settings import ServeConfig
 
 _ANYBODY = "anybody"
 """Every caller has this name if no key is needed."""
+RETRY_SECONDS = 1.0
+"""A client with too many requests has to wait so long before the next one."""
 
 
 class Share:
@@ -71,23 +73,39 @@ class Share:
 class Caller:
     """A caller's requests in this gateway. Its `name` says nothing about its key."""
 
-    def __init__(self, name: str, most_in_flight: int) -> None:
+    def __init__(
+        self, name: str, most_in_flight: int, retry_seconds: float = RETRY_SECONDS
+    ) -> None:
         self.name = name
+        self._retry_seconds = retry_seconds
         self.reading = asyncio.Lock()
         """It lets the bodies of one caller be parsed one at a time, those of others in between."""
         self.shares: defaultdict[str, Share] = defaultdict(Share)
-        self._in_flight, self._most = 0, most_in_flight
+        self._in_flight = self._waiting = 0
+        self._most = most_in_flight
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def counted(self) -> AsyncIterator[None]:
         """Count a request for as long as it is in flight. Raises ApiError 429 for one too many."""
         if self._in_flight >= self._most:
+            await self.wait_for_refusal()
             raise _too_many("too many requests of this key in flight")
         self._in_flight += 1
         try:
             yield
         finally:
             self._in_flight -= 1
+
+    async def wait_for_refusal(self) -> None:
+        """Hold back the answer to a request too many: a client that does not wait before the next
+        one waits here. No more of them are held than may be in flight."""
+        if self._waiting >= self._most:
+            return
+        self._waiting += 1
+        try:
+            await asyncio.sleep(self._retry_seconds)
+        finally:
+            self._waiting -= 1
 
 
 class Callers:
@@ -127,9 +145,10 @@ class Callers:
             raise ApiError(401, message, "invalid_api_key", headers=bearer)
         return self._callers[str(found.index(True))]
 
-    def check_rate(self, caller: Caller) -> None:
+    async def check_rate(self, caller: Caller) -> None:
         """Raise ApiError 429 for a caller that has sent too many requests in the last minute."""
         if self._rate is not None and not self._limiter.hit(self._rate, caller.name):
+            await caller.wait_for_refusal()
             raise _too_many("too many requests of this key in a minute")
 
     def share(self, room: Room, replicas: int = 1) -> int:
@@ -139,7 +158,9 @@ class Callers:
 
 
 def _too_many(message: str) -> ApiError:
-    return ApiError(429, message, "rate_limit_exceeded", headers={"Retry-After": "1"})
+    return ApiError(
+        429, message, "rate_limit_exceeded", headers={"Retry-After": f"{RETRY_SECONDS:.0f}"}
+    )
 
 
 def _is_loopback(request: Request) -> bool:
@@ -197,8 +218,8 @@ class Guard:
         # refused here: the application may know it by another name, as below a prefix.
         if (endpoint := self._endpoints.get(request.scope["path"])) is None:
             raise ApiError(404, "no such path here", "not_found")
-        self._callers.check_rate(caller)
-        with caller.counted():
+        await self._callers.check_rate(caller)
+        async with caller.counted():
             call = await self._call(request, caller, endpoint)
             most = self._callers.share(endpoint.room)
             cost = checked_cost(call, endpoint.room, most)
@@ -209,7 +230,8 @@ class Guard:
                 await self._app(_without_headers(request.scope), receive, send)
 
     async def _call(self, request: Request, caller: Caller, endpoint: Endpoint) -> Call:
-        body = await read_body(request, self._limits.max_request_bytes)
+        most, seconds = self._limits.max_request_bytes, self._limits.body_timeout_seconds
+        body = await read_body(request, most, seconds)
         async with caller.reading:
             await asyncio.sleep(0)
             call = checked(endpoint.keys, body, self._limits.max_request_entries)

@@ -8,6 +8,7 @@ A body is bounded, in bytes and in entries, before anything is made of it.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -207,17 +208,24 @@ class EmbeddingCall(_Checked):
 Call = ChatCall | CompletionCall | EmbeddingCall
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read a body of JSON. Raises ApiError 413 as soon as too many bytes have come."""
+async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
+    """Read a body of JSON. Raises ApiError 413 as soon as too many bytes have come, and 408 for a
+    body that is not whole after so many seconds."""
     # A browser asks for permission before a page sends this type to another site, and nothing here
     # grants it.
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "the body has to be application/json", "unsupported_media_type")
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise ApiError(413, f"the body is longer than {max_bytes} bytes", "request_too_large")
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    message = f"the body is longer than {max_bytes} bytes"
+                    raise ApiError(413, message, "request_too_large")
+    except TimeoutError:
+        message = f"the body has not come within {seconds:g} seconds"
+        raise ApiError(408, message, "request_too_slow") from None
     return bytes(body)
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -32,12 +32,13 @@ COUNTED_BY = (
 """Ray Data calls these to report exact numbers of rows to Ray's metrics and dashboard."""
 
 
-def start_ray(address: str | None) -> None:
+def start_ray(address: str | None, environment: Mapping[str, str] | None = None) -> None:
     """Connect to the cluster at `address` or at RAY_ADDRESS, or start Ray on this machine; do
-    nothing if this process is connected already. Raises InputError if no cluster answers, and
-    Resumable if Ray does not start: this machine may be too busy."""
+    nothing if this process is connected already. What this process starts there has `environment`
+    too. Raises InputError if no cluster answers, and Resumable if Ray does not start: this machine
+    may be too busy."""
     if not ray.is_initialized():
-        _connect(address)
+        _connect(address, environment or {})
     # Imported late: actors, which connect to nothing, need no Ray Data, and it takes a second.
     from ray.data import DataContext
 
@@ -55,12 +56,18 @@ def start_ray(address: str | None) -> None:
     keep_counts_here()
 
 
-def _connect(address: str | None) -> None:
+def _connect(address: str | None, environment: Mapping[str, str]) -> None:
     named = address or os.environ.get("RAY_ADDRESS", "")
     try:
         _wait_for_listener(named)
         # Workers' output is not copied here, because it could quote the text that a task failed on.
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        runtime_env = {"env_vars": dict(environment)} if environment else None
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env=runtime_env,
+        )
     except (OSError, ValueError, ray.exceptions.AuthenticationError):
         raise InputError(
             f"runtime.ray_address: no connection to Ray at {named}; a cluster that asks for a "

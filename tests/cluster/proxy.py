@@ -6,10 +6,11 @@ import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import pytest
@@ -57,8 +58,11 @@ def peak_bytes(pid: int) -> int:
 
 
 @contextmanager
-def running_proxy(folder: Path, upstream: int) -> Iterator[Proxy]:
-    """The shipped file, with only addresses, certificate and places for files replaced."""
+def running_proxy(
+    folder: Path, upstream: int, changes: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Proxy]:
+    """The shipped file, with only addresses, certificate and places for files replaced, and
+    `changes`."""
     port = free_ports(1)[0]
     tls = certificate(folder)
     path = folder / "nginx.conf"
@@ -69,6 +73,7 @@ def running_proxy(folder: Path, upstream: int) -> Iterator[Proxy]:
                 "server dpray-serve:8000;": f"server 127.0.0.1:{upstream};",
                 "listen 8443 ssl;": f"listen 127.0.0.1:{port} ssl;",
                 "/etc/nginx/tls/": f"{folder}/",
+                **changes,
             }
         )
     )
@@ -85,7 +90,7 @@ def running_proxy(folder: Path, upstream: int) -> Iterator[Proxy]:
     assert out.read_text().count("emerg") == 0, out.read_text()
 
 
-def configured(changes: dict[str, str]) -> str:
+def configured(changes: Mapping[str, str]) -> str:
     text = CONFIG.read_text()
     for was, becomes in changes.items():
         assert was in text, was

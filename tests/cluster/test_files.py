@@ -13,6 +13,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 from dpray.methods.config import load_config
 from dpray.registry import make_plan
+from dpray.serving.front import FRONT_ENVIRONMENT
 from dpray.types import InputError
 from tests.cluster.files import CLUSTER, IMAGE, ROOT, read
 
@@ -134,6 +135,8 @@ def test_the_image_copies_what_is_there_and_runs_as_a_user_with_a_number():
     assert owners == {"--chown=1000:100"}
     assert [source for source in sources if not (ROOT / source).exists()] == []
     assert {"constraints.txt", "cluster/requirements.txt", "LICENSE", "dpray", "jobs"} <= sources
+    variables = dict(word.split("=", 1) for step in steps if step[0] == "ENV" for word in step[1:])
+    assert variables == FRONT_ENVIRONMENT
     cpu, gpu = lines[-1].split(" else ")
     assert '".[all,cpu]"' in cpu
     assert "--require-hashes --requirement requirements.txt " in gpu and "--no-deps ." in gpu

@@ -91,7 +91,7 @@ def main(port: str, *keys: str) -> None:
         {
             "keys": list(keys),
             "auth": "keys" if keys else "none",
-            "limits": {"max_in_flight_per_key": 5000},
+            "limits": {"max_in_flight_per_key": 5000, "body_timeout_seconds": 5},
         }
     )
     endpoint: Any = Endpoint(AnyCall, None, "llm", Room(1, 1, 1))  # type: ignore[arg-type]

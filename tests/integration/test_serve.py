@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.serving.front import FRONT_ENVIRONMENT
 from tests.integration.endpoints import (
     EMBEDDER,
     KEY,
@@ -231,6 +232,7 @@ def test_a_gateway_that_is_killed_costs_a_retry_and_no_request(served: Served) -
         wait_for(lambda: tried.answered_since(began) >= 30)
     assert retried.failed == []
     assert tried.outage(began) < 5, tried.failed
+    assert {status for _, status in tried.failed} <= {"503"}
     wait_for(lambda: len(served.cluster.workers("ServeReplica:dpray:gateway")) == 2)
 
 
@@ -254,6 +256,17 @@ def test_a_key_that_floods_the_endpoint_does_not_starve_another(served: Served) 
             wait_for(lambda: set(answered()) - {429})
         assert set(answered()) - {429} == expected
         assert max(took) < limit
+
+
+def test_serves_own_proxy_has_a_successor_and_says_when_to_come_again(served: Served) -> None:
+    """Clients that find no proxy try again; what the new one cannot answer yet is a 503."""
+    client = served.client(OTHER, retries=RETRIES)
+    [proxy] = served.cluster.workers("ProxyActor")
+    assert FRONT_ENVIRONMENT.items() <= proxy.environ().items()
+    proxy.kill()
+    assert client.embeddings.create(model=EMBEDDER, input=WORD).data
+    [successor] = served.cluster.workers("ProxyActor")
+    assert FRONT_ENVIRONMENT.items() <= successor.environ().items()
 
 
 @pytest.mark.parametrize(

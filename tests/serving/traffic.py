@@ -1,4 +1,5 @@
-"""Clients that call an endpoint one request after the other, and note when a request failed."""
+"""Clients that call an endpoint one request after the other, and note when a request failed, and
+with which status."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Traffic:
                 ask()
                 self.answered.append(monotonic())
             except openai.OpenAIError as error:
-                self.failed.append((monotonic(), type(error).__name__))
+                status = getattr(error, "status_code", type(error).__name__)
+                self.failed.append((monotonic(), str(status)))
 
 
 @contextmanager
