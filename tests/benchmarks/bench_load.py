@@ -1,14 +1,15 @@
 """A good client's answers while others load `dpray serve`, and the memory that it leaves.
 
     python -m tests.benchmarks.bench_load [--seconds 20] [--rest 30] [--clients 300] [--direct]
-        [--only LOAD] [--json FILE]
+        [--only LOAD] [--rounds 1] [--json FILE]
 
 Ray Serve on this machine serves the packaged model and all-MiniLM-L6-v2 as `jobs/serve_cpu.yaml`
 does, to two keys in two gateways, behind nginx with `cluster/proxy/nginx.conf`; `--direct` leaves
 nginx out. A client of `openai` with one key asks for 12 tokens and for an embedding again and
 again, each on a new connection. One load after the other runs for `--seconds` with the other key.
 Then all rests for `--rest` seconds. Memory is resident, of all of Serve's and vLLM's processes;
-files are those that Serve's proxy and gateways have open.
+their own memory is what no file and no other process shares. Files are those that Serve's proxy and
+gateways have open.
 """
 
 from __future__ import annotations
@@ -103,18 +104,26 @@ def serving(cluster: Cluster) -> dict[int, str]:
 
 
 def state(cluster: Cluster) -> dict[str, Any]:
-    """The resident MB of each process and of all, the open files, and the MB of the logs."""
-    memory: dict[str, float] = {}
+    """The resident and own MB of each process and of all, the open files, the MB of the logs."""
+    memory: dict[str, tuple[float, float]] = {}
     files = 0
     for pid, title in serving(cluster).items():
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
-            memory[f"{title} {pid}"] = process.memory_info().rss / 1e6
+            memory[f"{title} {pid}"] = process.memory_info().rss / 1e6, own_bytes(pid) / 1e6
             if "ProxyActor" in title or "gateway" in title:
                 files += process.num_fds()
     logs = {path.name: path.stat().st_size / 1e6 for path in cluster.logs()}
-    whole = {"MB": sum(memory.values()), "files": files, "log MB": sum(logs.values())}
+    resident, own = (sum(each[place] for each in memory.values()) for place in (0, 1))
+    whole = {"MB": resident, "own MB": own, "files": files, "log MB": sum(logs.values())}
     return whole | {"each": memory, "logs": logs}
+
+
+def own_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def run_case(
@@ -168,15 +177,15 @@ def row(name: str, found: dict[str, Any]) -> str:
     for each in good.values():
         cells += [f"{each['requests']}", listed(each["failed"]) or "0"]
         cells.append(f"{each['p50']:.2f}, {each['p99']:.2f}")
-    cells.append(", ".join(f"{each['MB']:,.0f}" for each in states))
+    cells += [", ".join(f"{each[kind]:,.0f}" for each in states) for kind in ("MB", "own MB")]
     cells.append(", ".join(str(each["files"]) for each in states))
     return f"| {' | '.join(cells)} |"
 
 
 HEAD = """\
 | load | its answers | chats | failed | p50, p99, s | embeddings | failed | p50, p99, s \
-| MB before, at the end, rested | open files |
-|---|---|---:|---|---:|---:|---|---:|---:|---:|"""
+| MB before, at the end, rested | their own | open files |
+|---|---|---:|---|---:|---:|---|---:|---:|---:|---:|"""
 
 
 def main(
@@ -185,6 +194,7 @@ def main(
     clients: int = 300,
     direct: bool = False,
     only: Annotated[list[str] | None, typer.Option(help="Parts of the loads' names.")] = None,
+    rounds: int = 1,
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     found: dict[str, Any] = {}
@@ -200,10 +210,15 @@ def main(
         answered_again(ask)
         time.sleep(min(rest, 10))
         print(HEAD, flush=True)
-        for name, case in cases(clients).items():
-            if only is None or any(part in name for part in only):
-                found[name] = run_case(cluster, case, target, ask, seconds, rest)
-                print(row(name, found[name]), flush=True)
+        chosen = {
+            name: case
+            for name, case in cases(clients).items()
+            if only is None or any(part in name for part in only)
+        }
+        for number in range(rounds):
+            for name, case in chosen.items():
+                found[f"{name}, {number}"] = run_case(cluster, case, target, ask, seconds, rest)
+                print(row(name, found[f"{name}, {number}"]), flush=True)
                 if json_file is not None:
                     json_file.write_text(json.dumps(found, indent=1))
 

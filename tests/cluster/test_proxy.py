@@ -101,7 +101,7 @@ def test_nginx_takes_the_file_as_it_is_shipped(tmp_path: Path) -> None:
         with httpx.Client(verify=proxy.tls) as client:  # nobody behind it
             answer = client.post(proxy.url + CHAT, json={})
         assert_openais(answer, 503, "not_ready")
-        assert answer.headers["Retry-After"] == "1"
+        assert answer.headers["Retry-After"] == "5"
     wrong = tmp_path / "wrong.conf"
     wrong.write_text(CONFIG.read_text().replace("client_header_timeout", "client_header_timeuot"))
     assert subprocess.run([nginx(), "-t", "-c", str(wrong)], capture_output=True).returncode == 1

@@ -196,6 +196,8 @@ def _run(load: Load, target: Target, notes: Any, count: int) -> None:
 
 async def _noting(load: Load, target: Target, notes: Any, count: int) -> None:
     counted: Counter[str] = Counter()
+    # A connection that the server resets while it is closed here is no news.
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     running = asyncio.ensure_future(load(target, lambda what: counted.update([what]), count))
     while not running.done():
         await asyncio.wait([running], timeout=0.5)
