@@ -1,0 +1,81 @@
+"""Each method is killed at each of its points by name, and several times in a row."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.kept import ROUNDS, database_of, keep
+from tests.chaos.rehearsed import METHODS
+from tests.conftest import ROOT
+from tests.integration.processes import environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+
+STATES = {
+    f"{place} {operation} #1"
+    for place in ("before", "uncommitted", "after")
+    for operation in ("Reserve", "Begin", "Publish", "Commit")
+}
+"""A run of any method passes these on its way from planned to finished, among many others."""
+
+
+def killed(method: str, folder: Path, *options: str) -> list[dict[str, Any]]:
+    """Return what became of each case; all lines are kept before any of them fails the test."""
+    lines = []
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.chaos.kills", method, str(folder), *options],
+        cwd=ROOT,
+        env=environment(TOKENIZERS_PARALLELISM="false"),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                lines.append(json.loads(line))
+                keep(**lines[-1])
+    assert lines and all(line["result"] == "held" for line in lines), lines
+    assert process.returncode == 0
+    return lines
+
+
+def place_of(database: str, request: pytest.FixtureRequest) -> list[str]:
+    if database == "sqlite":
+        return []
+    return ["--postgresql", request.getfixturevalue("postgresql_socket")]
+
+
+def test_dp_kps_killed_at_the_ledgers_points(tmp_path: Path) -> None:
+    """The suite's part of `make chaos`."""
+    states = "^(before|uncommitted|after) (Reserve|Begin|Publish|Commit) #1$"
+    lines = killed("dp_kps", tmp_path / "kills", "--only", states)
+    assert {line["story"][0] for line in lines} == STATES
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_killed_at_each_point(
+    method: str, database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    lines = killed(method, tmp_path / "kills", *place_of(database, request))
+    points = {line["story"][0] for line in lines}
+    assert points >= STATES and len(points) == lines[0]["points"]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_killed_several_times(
+    method: str, database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    numbers = [n for n in range(ROUNDS) if database_of(n) == database]
+    rounds = [option for n in numbers for option in ("--round", str(n))]
+    if rounds:
+        killed(method, tmp_path / "kills", *place_of(database, request), *rounds)
