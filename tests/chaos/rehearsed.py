@@ -104,4 +104,4 @@ class Rehearsed:
 def make_budget(ledger: str) -> None:
     """Make a ledger with room for the repeats of one run, and for a little more."""
     with closing(Ledger.create_or_open(ledger)) as opened:
-        opened.create_dataset("notes", Budget(500, 1e-2), "record", "add_or_remove_one")
+        opened.create_dataset("notes", Budget(500, 1e-3), "record", "add_or_remove_one")

@@ -1,9 +1,10 @@
 """Every method on a cluster of three nodes on which things fail at random times (`make chaos`).
 
 What fails and when follows from the method and the round's number; `CHAOS_ROUNDS` says how many
-rounds, and a round that fails prints its story. Whatever happened, the release is whole, each
-unit is published once, the ledger counts at least what was executed, and no private word is
-anywhere but in the data.
+rounds, and out/chaos.jsonl keeps the story of each. The ledger of an even round is SQLite, that of
+an odd one PostgreSQL. Whatever happened, the release is whole, each unit is published once, the
+ledger counts at least what was executed, a recount finds no fault, and no private word is anywhere
+but in the data.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
 
 from dpray.ledger.ledger import Ledger
+from tests.chaos.kept import ROUNDS, database_of, keep
+from tests.chaos.recount import recount
+from tests.chaos.rehearsed import make_budget
+from tests.databases import new_schema
 from tests.engines.api_server import running_server
 from tests.integration.processes import (
     Cluster,
@@ -41,7 +47,9 @@ from tests.integration.trainings import assert_charged
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(3600)]
 
-ROUNDS = range(int(os.environ.get("CHAOS_ROUNDS", "1")))
+FIRST = int(os.environ.get("CHAOS_FIRST", "0"))
+NUMBERS = range(FIRST, max(FIRST, ROUNDS))
+"""The rounds' numbers; those before CHAOS_FIRST were made by an earlier command."""
 
 MOST_FAULTS = 6
 """So many things fail in a round, if it lasts so long."""
@@ -124,6 +132,17 @@ class Storm:
                 self.rng.choice(workers).kill()
 
     def _lock_database(self) -> None:
+        """Let nobody write to the ledger for three seconds; on PostgreSQL all connections are lost
+        before that."""
+        if not self.run.url.startswith("sqlite"):
+            with psycopg.connect(self.run.url) as connection, suppress(psycopg.OperationalError):
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+                )
+                connection.execute("LOCK TABLE dpray_entries")
+                time.sleep(3.0)
+            return
         file = self.run.url.removeprefix("sqlite:///")
         with closing(sqlite3.connect(file)) as database, suppress(sqlite3.OperationalError):
             database.execute("BEGIN EXCLUSIVE")
@@ -148,6 +167,7 @@ class Storm:
             self._break_until_the_end(driver)
             ended = self.run.finish(driver)
             self.story.append(f"exit code {ended.code} {ended.err.strip()[-300:]}")
+            self._recount()
             if ended.code == 0:
                 return ended.report
             self._assert_expected(ended)
@@ -163,6 +183,13 @@ class Storm:
                 fault = self.rng.choice(sorted(self.faults))
                 self.story.append(fault)
                 self.faults[fault](driver)
+
+    def _recount(self) -> None:
+        """Recount what stands there now; nothing may be gone since the last time."""
+        if self.run.url.startswith("sqlite") and not self.run.counts()["started"]:
+            return  # there may be no ledger yet
+        faults = recount(self.run.url, [self.run.output], self.run.folder / "since")
+        assert not faults, faults
 
     def _assert_expected(self, ended: Ended) -> None:
         """A run that was not killed says in a line that the same command goes on."""
@@ -182,23 +209,40 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def weathered(
     run: Runs, nodes: Nodes, number: int, check: Callable[[dict[str, Any]], None]
 ) -> None:
-    storm = Storm(run, nodes, f"{run.tree['method']['name']}, round {number}")
+    method = run.tree["method"]["name"]
+    storm = Storm(run, nodes, f"{method}, round {number}")
+    result = "held"
     try:
         check(storm.weather())
+    except BaseException as error:
+        result = f"{type(error).__name__}: {error}"
+        raise
     finally:
-        print(f"round {number}:", ", ".join(storm.story))
+        place = {"method": method, "round": number, "database": database_of(number)}
+        keep(storm=True, **place, story=storm.story, result=result)
+
+
+@pytest.fixture
+def ledger(number: int, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The URL of the round's ledger. A run makes an SQLite one itself."""
+    if database_of(number) == "sqlite":
+        return f"sqlite:///{tmp_path}/ledger.db"
+    url = new_schema(request.getfixturevalue("postgresql_socket"))
+    make_budget(url)
+    return url
 
 
 THREE = {"runtime__actors": 3, "runtime__cpus_per_actor": 2}
 """One on each node."""
 
 
-@pytest.mark.parametrize("number", ROUNDS)
+@pytest.mark.parametrize("number", NUMBERS)
 def test_private_prediction(
-    runs: Callable[..., Runs], nodes: Nodes, disk: Path, number: int
+    runs: Callable[..., Runs], nodes: Nodes, disk: Path, ledger: str, number: int
 ) -> None:
-    batches = ["disjoint", "poisson"][number % 2]
+    batches = ["disjoint", "poisson"][number // 2 % 2]
     changes = {"runtime__batches_per_task": 1, "output__path": str(disk / "out")}
+    changes |= {"privacy__ledger": ledger}
     run = runs(**THREE, **changes, method__batches=batches).with_fault("slow")
 
     def check(report: dict[str, Any]) -> None:
@@ -215,9 +259,12 @@ def test_private_prediction(
     weathered(run, nodes, number, check)
 
 
-@pytest.mark.parametrize("number", ROUNDS)
-def test_aug_pe(runs: Callable[..., Runs], nodes: Nodes, disk: Path, number: int) -> None:
-    run = runs(**THREE, data__public_size=60, output__path=str(disk / "out"))
+@pytest.mark.parametrize("number", NUMBERS)
+def test_aug_pe(
+    runs: Callable[..., Runs], nodes: Nodes, disk: Path, ledger: str, number: int
+) -> None:
+    places = {"output__path": str(disk / "out"), "privacy__ledger": ledger}
+    run = runs(**THREE, **places, data__public_size=60)
     run.tree["method"] = AUG_PE
     with running_server() as endpoint:
         run.tree["engine"] = {"kind": "openai", "model": "m", "base_url": endpoint.url}
@@ -225,13 +272,14 @@ def test_aug_pe(runs: Callable[..., Runs], nodes: Nodes, disk: Path, number: int
         assert "Marlowe" not in json.dumps([body for _, body in endpoint.requests])
 
 
-@pytest.mark.parametrize("number", ROUNDS)
+@pytest.mark.parametrize("number", NUMBERS)
 def test_dp_kps(
-    runs: Callable[..., Runs], nodes: Nodes, disk: Path, tmp_path: Path, number: int
+    runs: Callable[..., Runs], nodes: Nodes, disk: Path, tmp_path: Path, ledger: str, number: int
 ) -> None:
     words = tmp_path / "words.txt"
     words.write_text("\n".join(f"word{n}" for n in range(20)))
-    run = runs(**THREE, output__path=str(disk / "out")).with_fault("slow")
+    places = {"output__path": str(disk / "out"), "privacy__ledger": ledger}
+    run = runs(**THREE, **places).with_fault("slow")
     run.tree["method"] = {
         "name": "dp_kps", "vocabulary": str(words), "vocabulary_size": 10, "records": 60,
         "sequence_length": 2, "max_tokens": 8,
@@ -250,8 +298,11 @@ def test_dp_kps(
     weathered(run, nodes, number, check)
 
 
-@pytest.mark.parametrize("number", ROUNDS)
-def test_dp_sgd(training: Callable[..., Runs], nodes: Nodes, disk: Path, number: int) -> None:
-    run = training(runtime__cpus_per_actor=2, output__path=str(disk / "out"))
+@pytest.mark.parametrize("number", NUMBERS)
+def test_dp_sgd(
+    training: Callable[..., Runs], nodes: Nodes, disk: Path, ledger: str, number: int
+) -> None:
+    places = {"output__path": str(disk / "out"), "privacy__ledger": ledger}
+    run = training(runtime__cpus_per_actor=2, **places)
     # A fault before or after the training repeats no step.
     weathered(run, nodes, number, lambda report: assert_charged(run, report, MOST_FAULTS, least=0))
