@@ -14,7 +14,7 @@ from typing import Any
 from dpray.io.files import disk_is_full
 from dpray.runs.session import Release, Session
 from dpray.runs.standing import DISK_FULL
-from dpray.types import DprayError, Resumable, RunFailed
+from dpray.types import DprayError, LedgerConflict, Resumable, RunFailed
 from dpray.workers import cluster
 
 
@@ -47,6 +47,11 @@ def _end_of_run(session: Session[Any], number: int, error: BaseException) -> Dpr
         return Resumable("interrupted")
     if disk_is_full(error):
         return Resumable(DISK_FULL)
+    if isinstance(error, LedgerConflict) and session.ledger.counts(session.run_id)["committed"]:
+        return RunFailed(
+            "output.path: another copy of this folder finished the run, and its release is the one "
+            "that was paid for"
+        )
     if isinstance(error, DprayError):
         return error
     if cluster.ended_for_memory(error):

@@ -49,6 +49,9 @@ NOT_COVERED = (
 DIGITS = 16
 """Hexadecimal digits of a released digest."""
 
+DIGEST = "(sha256 "
+"""The beginning of a released digest, behind the name of what it is of."""
+
 MODELS = frozenset({"model", "embedder"})
 FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
 """Keys of methods and of `public_inputs` whose values name public files."""
@@ -162,7 +165,7 @@ def _model_name(model: str) -> str:
         folder = Path(model).resolve()
         files = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
         newest = max((path.stat().st_mtime_ns for path in files), default=0)
-        return f"{folder.name} (sha256 {_folder_digest(folder, tuple(files), newest)})"
+        return f"{folder.name} {DIGEST}{_folder_digest(folder, tuple(files), newest)})"
     # A path that is not here may be on the machines of the cluster.
     return model if is_hub_name(model) else Path(model).name
 
@@ -179,5 +182,5 @@ def _folder_digest(folder: Path, files: tuple[Path, ...], newest: int) -> str:
 def file_name(file: str) -> str:
     """Return the public name of a file; the name of a packaged template stays as it is."""
     if os.path.isfile(file):
-        return f"{Path(file).name} (sha256 {sha256_of(Path(file))[:DIGITS]})"
+        return f"{Path(file).name} {DIGEST}{sha256_of(Path(file))[:DIGITS]})"
     return file if file.startswith("hf://") or os.sep not in file else Path(file).name

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ from dpray.runs.attempts import release_with_repeats
 from dpray.runs.call_cache import CALLS
 from dpray.runs.folder import CONFIG, ReleaseFolder
 from dpray.runs.plan import Plan, privacy_unit
-from dpray.runs.privacy_report import privacy_report, public_config, versions
+from dpray.runs.privacy_report import DIGEST, privacy_report, public_config, versions
 from dpray.runs.session import Release, Session
 from dpray.runs.standing import OtherPlan
 from dpray.runs.table import write_table
@@ -165,15 +165,19 @@ class Run:
         return bool(started) or self.folder.has_output()
 
     def _check_same_configuration(self, has_begun: bool) -> None:
-        """Check that nothing that shapes the output has changed since a mechanism began. `runtime`
-        may change, and the way to reach the model."""
-        before = self.config_before
-        if before is None or without_connection(before) == without_connection(self._shaping()):
+        """Check that nothing that shapes the output has changed since a mechanism began, in the
+        configuration and in the public files that it names. `runtime` may change, and the way to
+        reach the model."""
+        before, now = self.config_before, self._shaping()
+        if before is None:
+            return
+        changed = changed_files(self.run.get("config", {}), public_config(now))
+        if not changed and without_connection(before) == without_connection(now):
             return
         if has_begun:
+            what = f"other files of {', '.join(changed)}" if changed else "another configuration"
             raise InputError(
-                f"output.path: {self.plan.config.output.path} holds a run that began with another "
-                "configuration"
+                f"output.path: {self.plan.config.output.path} holds a run that began with {what}"
             )
         # The cached texts are of another model, or of the same one with other settings.
         (self.folder.private / CALLS).unlink(missing_ok=True)
@@ -346,6 +350,18 @@ class Run:
 def _charged(plan: Plan) -> dict[str, Any]:
     # By name, as in the ledger: charges that a run makes later have one.
     return {} if plan.config.not_private else {"": plan.dp_event.to_json()}
+
+
+def changed_files(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the keys of two public configurations under which models and files have the same name
+    and different digests. A file that is not on this machine has none."""
+    changed = []
+    for section, values in now.items():
+        for key, value in values.items() if isinstance(values, Mapping) else ():
+            old = (before.get(section) or {}).get(key)
+            if isinstance(old, str) and DIGEST in old and DIGEST in str(value) and old != value:
+                changed.append(f"{section}.{key}")
+    return changed
 
 
 def without_connection(config: dict[str, Any]) -> dict[str, Any]:

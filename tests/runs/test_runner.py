@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
 from dpray.runs import runner, session
 from dpray.runs.privacy_report import NOT_COVERED
+from dpray.runs.runner import changed_files
 from dpray.types import Budget, InputError, LedgerError, Resumable
 from dpray.workers import cluster
 
@@ -190,6 +192,39 @@ def test_a_run_that_keeps_losing_can_be_resumed_with_the_same_records(
     report = release(run)
     assert report["batches"]["published"] == 12
     assert_once(run, report)
+
+
+def test_a_run_that_began_with_other_weights_does_not_go_on(
+    config: Callable[..., Config],
+    lose_after: Callable[..., None],
+    model_folder: str,
+    tmp_path: Path,
+) -> None:
+    """The folder has the same name, and other files; the report would name those for all texts."""
+    model = shutil.copytree(model_folder, tmp_path / "model")
+    run = config(engine__model=str(model), runtime__max_attempts=1)
+    lose_after(1)
+    with pytest.raises(Resumable):
+        release(run)
+    (model / "more.json").write_text("{}")
+    with pytest.raises(
+        InputError, match=r"^output\.path: .* began with other files of engine\.model"
+    ):
+        release(run)
+    (model / "more.json").unlink()
+    assert release(run)["batches"]["missing"] == 0
+
+
+def test_files_are_compared_by_their_digests_where_both_are_known() -> None:
+    def engine(model: str) -> dict[str, Any]:
+        return {"engine": {"model": model, "kind": "transformers"}, "embedder": None}
+
+    before = engine("tuned (sha256 a1) on base (sha256 b1)")
+    assert changed_files(before, before) == []
+    assert changed_files(before, engine("tuned on base")) == []  # they are on other machines
+    assert changed_files({}, before) == []
+    for other in ("tuned (sha256 a2) on base (sha256 b1)", "tuned (sha256 a1) on base (sha256 b2)"):
+        assert changed_files(before, engine(other)) == ["engine.model"]
 
 
 @pytest.mark.parametrize("committed", [True, False])
