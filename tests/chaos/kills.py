@@ -6,7 +6,7 @@ A rehearsal writes down the names of all points. Then each of them (or those tha
 a case of its own: a run is killed there, recounted, run again to its end, and recounted. With
 `--round` a case is a story of several kills at points that its number chooses. Each case is a line
 of JSON on stdout: `result` is "held", or says what did not. A case's processes are forks of this
-one, which has loaded the libraries.
+one, which has loaded the libraries. With libfaketime, the clock jumps at every point.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.types import DprayError
-from tests.chaos.points import Passed, arm
+from tests.chaos.points import Jumping, Passed, arm
 from tests.chaos.rehearsed import METHODS, Rehearsed, make_budget
 from tests.databases import new_schema
 
@@ -53,7 +53,9 @@ class Case:
         """Return the exit code of one start of the run, negative for the signal that ended it."""
 
         def start() -> None:
-            arm(Passed(deadly, points), self.folder)
+            passed = Passed(deadly, points)
+            jumps = os.environ.get("FAKETIME_TIMESTAMP_FILE")
+            arm(Jumping(passed, Path(jumps)) if jumps else passed, self.folder)
             report = self.rehearsed.run(self.rehearsed.tree(self.output, self.url))
             self.report.write_text(json.dumps(report))
 

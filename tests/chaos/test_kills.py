@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.kept import ROUNDS, database_of, keep
+from tests.chaos.recount import read
 from tests.chaos.rehearsed import METHODS
 from tests.conftest import ROOT
 from tests.integration.processes import environment
@@ -25,13 +26,13 @@ STATES = {
 """A run of any method passes these on its way from planned to finished, among many others."""
 
 
-def killed(method: str, folder: Path, *options: str) -> list[dict[str, Any]]:
+def killed(method: str, folder: Path, *options: str, **variables: str) -> list[dict[str, Any]]:
     """Return what became of each case; all lines are kept before any of them fails the test."""
     lines = []
     with subprocess.Popen(
         [sys.executable, "-m", "tests.chaos.kills", method, str(folder), *options],
         cwd=ROOT,
-        env=environment(TOKENIZERS_PARALLELISM="false"),
+        env=environment(TOKENIZERS_PARALLELISM="false", **variables),
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -39,7 +40,7 @@ def killed(method: str, folder: Path, *options: str) -> list[dict[str, Any]]:
         for line in process.stdout:
             if line.startswith("{"):
                 lines.append(json.loads(line))
-                keep(**lines[-1])
+                keep(**lines[-1], clock_jumps=bool(variables))
     assert lines and all(line["result"] == "held" for line in lines), lines
     assert process.returncode == 0
     return lines
@@ -79,3 +80,24 @@ def test_killed_several_times(
     rounds = [option for n in numbers for option in ("--round", str(n))]
     if rounds:
         killed(method, tmp_path / "kills", *place_of(database, request), *rounds)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("method", ["private_prediction", "dp_kps"])
+def test_killed_while_the_clock_jumps(method: str, tmp_path: Path) -> None:
+    """By 400 days, forward and back, at every point of a run."""
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    assert found, "apt-get install faketime"
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    variables = {
+        "LD_PRELOAD": str(found[0]),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    states = "^(uncommitted|after) (Reserve|Begin|Publish|Commit) #1$"
+    killed(method, tmp_path / "kills", "--only", states, **variables)
+    entries, _ = read(f"sqlite:///{tmp_path}/kills/rehearsal/ledger.db")
+    times = [entry.at for entry in entries if entry.at]
+    assert times != sorted(times)

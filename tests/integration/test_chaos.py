@@ -73,11 +73,17 @@ class Nodes:
         for _ in range(2):
             self._add()
 
-    def _add(self) -> None:
+    def _add(self, tries: int = 3) -> None:
+        """Start a node; a busy machine may not start it in Ray's time."""
         self.started += 1
         stack = ExitStack()
         out = self.folder / f"node-{self.started}.out"
-        self.others.append((stack, stack.enter_context(another_node(self.cluster, out))))
+        try:
+            self.others.append((stack, stack.enter_context(another_node(self.cluster, out))))
+        except AssertionError:
+            if tries == 1:
+                raise
+            self._add(tries - 1)
 
     def replace_one(self, rng: random.Random) -> None:
         stack, node = self.others.pop(rng.randrange(len(self.others)))
