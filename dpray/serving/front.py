@@ -14,8 +14,10 @@ from dpray.serving.errors import ApiError
 
 FRONT_ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "dpray.serving.front:front_middlewares",
-    # Serve looks so often whether its proxy lives, without which nobody is served. Otherwise: 10 s.
+    # Serve looks every second whether its proxy lives, without which nobody is served; otherwise
+    # every ten. It ends one that does not answer three times in a row: a flood may take so long.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
 }
 """Serve's controller and proxy read it when they start. It comes from the job that starts Serve, or
 from the machine."""
