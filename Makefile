@@ -60,10 +60,12 @@ bench: $(INSTALLED)
 	for name in $(basename $(notdir $(wildcard tests/benchmarks/bench_*.py))); do \
 		$(BIN)/python -m tests.benchmarks.$$name || exit 1; done
 
-# Hours: so many rounds of each method on a cluster on which things fail at random times.
+# Hours: CHAOS_ROUNDS rounds of each method on a cluster on which things fail at random times, and each method
+# killed at each of its points by name. out/chaos.jsonl keeps what became of each. Needs PostgreSQL and faketime.
 chaos: export CHAOS_ROUNDS ?= 20
 chaos: $(INSTALLED)
-	$(BIN)/python -m pytest -q tests/integration -k "fault or chaos"
+	$(BIN)/python -m pytest -q tests/chaos tests/integration \
+		-k "fault or chaos or kills or side_doors"
 
 # The pages and the API reference as a site in out/site; a link that leads nowhere is an error.
 docs: $(INSTALLED)
