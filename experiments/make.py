@@ -27,6 +27,7 @@ import drugs_table
 import four_methods
 import four_methods_picture
 import four_methods_table
+import gpu_table
 import kps_table
 import peers_table
 import peers_texts
@@ -53,7 +54,8 @@ rows, do not admire them. Which method to take when: [choosing.md](choosing.md).
 - [all tables](../experiments/results_tables.md): the other data sets, chained methods, code of
   other authors, rehearsals;
 - [texts](../experiments/results_texts.md): ten of each method;
-- [settings of each method](../experiments/results_small_model.md), with a smaller model.
+- [settings of each method](../experiments/results_small_model.md), with a smaller model;
+- [speed and rounding on a GPU](../experiments/results_gpu.md).
 """
 
 TABLES_HEAD = """# All tables
@@ -260,6 +262,7 @@ PAGES: dict[Path, tuple[str, Sections]] = {
     HERE / "results_tables.md": (TABLES_HEAD, TABLES),
     HERE / "results_texts.md": (TEXTS_HEAD, TEXTS),
     HERE / "results_small_model.md": (SMALL_MODEL_HEAD, SMALL_MODEL),
+    HERE / "results_gpu.md": (gpu_table.HEAD, gpu_table.sections()),
 }
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -77,6 +76,8 @@ def postgresql_url(postgresql_socket: str) -> str:
 
 def new_schema(postgresql_socket: str) -> str:
     """Return the URL of a schema in which nothing is yet."""
+    import psycopg  # late: tests on a GPU machine without a registry have no database
+
     schema = f"ledger_{uuid.uuid4().hex}"
     address = f"postgresql://postgres@/postgres?host={postgresql_socket}"
     with psycopg.connect(address) as connection:

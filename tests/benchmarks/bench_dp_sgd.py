@@ -1,6 +1,7 @@
 """Per-example clipping beside plain training and Opacus: examples a second, and peak memory.
 
     python -m tests.benchmarks.bench_dp_sgd [--examples 32] [--length 128] [--micro-batch 8]
+        [--size small]
 
 A GPT-2-small-shaped and a Llama-shaped model with random weights, all of them trained or LoRA of
 rank 8; texts of one length. Every way runs in a process of its own, on the GPU where there is one,
@@ -16,12 +17,14 @@ import multiprocessing
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import typer
 
 from dpray.training.clipped_loss import IGNORED, MicroBatch, PerExampleLoss
+from dpray.training.settings import Precision
 from dpray.training.step import TrainingText
 
 MODELS = ("gpt2", "llama")
@@ -30,31 +33,48 @@ TARGETS = """Targets: as many examples a second as Opacus ghost clipping; 0.6 of
 0.8 with LoRA; at most 1.2 times its memory.
 """
 
+GPT2: dict[str, dict[str, int]] = {
+    "tiny": {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 500},
+    "small": {},
+    "large": {"n_embd": 1280, "n_layer": 36, "n_head": 20},
+}
+
+
+def _llama(vocabulary: int, width: int, inner: int, layers: int, heads: int, keys: int) -> Any:
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+    }
+
+
+LLAMA: dict[str, dict[str, int]] = {
+    "tiny": _llama(500, 64, 176, 2, 2, 2),
+    "small": _llama(32_000, 640, 1760, 12, 20, 20),
+    "large": _llama(128_256, 2048, 8192, 16, 32, 8),
+}
+
 Step = Callable[[MicroBatch], None]
 """Adds what a micro-batch brings to the parameters' gradients."""
 
 
-def make_model(kind: str, tuning: str, tiny: bool) -> Any:
-    """GPT-2 small with its own head: 163 M parameters; Llama: 110 M; `tiny`: to try the script."""
+def make_model(kind: str, tuning: str, size: str) -> Any:
+    """Make a model with random weights: "tiny" ones try the script, "small" ones have 163 M (GPT-2
+    small with its own head) and 110 M parameters (Llama), "large" ones 0.84 and 1.5 billion (the
+    shapes of GPT-2 large and of Llama 3.2 1B)."""
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     if kind == "gpt2":
-        shape = {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 500} if tiny else {}
         none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        model: Any = GPT2LMHeadModel(GPT2Config(tie_word_embeddings=False, **none, **shape))
+        config = GPT2Config(tie_word_embeddings=False, **none, **GPT2[size])
+        model: Any = GPT2LMHeadModel(config)
     else:
-        width, layers, vocabulary = (64, 2, 500) if tiny else (640, 12, 32_000)
-        config = LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=width,
-            intermediate_size=width * 11 // 4,
-            num_hidden_layers=layers,
-            num_attention_heads=width // 32,
-            max_position_embeddings=1024,
-        )
-        model = LlamaForCausalLM(config)
+        model = LlamaForCausalLM(LlamaConfig(max_position_embeddings=1024, **LLAMA[size]))
     if tuning == "lora":
         adapters = LoraConfig(
             task_type="CAUSAL_LM", r=8, target_modules="all-linear", fan_in_fan_out=kind == "gpt2"
@@ -81,12 +101,18 @@ def logits_of(model: Any, batch: MicroBatch) -> torch.Tensor:
     return found[:, :-1]
 
 
-def plain(model: Any) -> Step:
-    return lambda batch: losses(model, batch).sum().backward()
+def plain(model: Any, precision: Precision = "float32") -> Step:
+    def step(batch: MicroBatch) -> None:
+        low = precision == "bfloat16"
+        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=low):
+            loss = losses(model, batch).sum()
+        loss.backward()
+
+    return step
 
 
-def dpray(model: Any, two_passes: bool = False) -> Step:
-    loss = PerExampleLoss(model).eval()
+def dpray(model: Any, two_passes: bool = False, precision: Precision = "float32") -> Step:
+    loss = PerExampleLoss(model, precision).eval()
 
     def step(batch: MicroBatch) -> None:
         with loss.clipped(batch, 1.0, two_passes=two_passes) as clipped:
@@ -149,33 +175,43 @@ WAYS: dict[str, Callable[[Any], Step]] = {
     "dpray, two passes": lambda model: dpray(model, two_passes=True),
     "Opacus ghost clipping": opacus_ghost,
     "Opacus per-sample": opacus_per_sample,
+    "plain training, bfloat16": partial(plain, precision="bfloat16"),
+    "dpray, bfloat16": partial(dpray, precision="bfloat16"),
 }
 
 
 def measure(
-    kind: str, tuning: str, way: str, examples: int, length: int, size: int, tiny: bool
+    kind: str, tuning: str, way: str, examples: int, length: int, rows: int, size: str
 ) -> tuple[float, float]:
-    """Examples a second and GiB."""
+    """Return examples a second and GiB, in micro-batches of `rows` examples."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for each in MODELS:  # so that what the libraries take is not counted
-        plain(make_model(each, tuning, True))(batch_of(2, 8, 500))
+        plain(make_model(each, tuning, "tiny"))(batch_of(2, 8, 500))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     before = peak(device)
-    model = make_model(kind, tuning, tiny).to(device)
+    with device:
+        model = make_model(kind, tuning, size).to(device)
     step = WAYS[way](model)
-    batch = batch_of(size, length, model.config.vocab_size).to(device)
+    batch = batch_of(rows, length, model.config.vocab_size).to(device)
     step(batch)
+    _wait(device)
     began = time.perf_counter()
-    for _ in range(examples // size):
+    for _ in range(examples // rows):
         step(batch)
+    _wait(device)
+    took = time.perf_counter() - began
+    return examples // rows * rows / took, peak(device) - before
+
+
+def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
-    took = time.perf_counter() - began
-    return examples // size * size / took, peak(device) - before
 
 
-def batch_of(size: int, length: int, vocabulary: int) -> MicroBatch:
+def batch_of(rows: int, length: int, vocabulary: int) -> MicroBatch:
     fixed = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, vocabulary, (size, length), generator=fixed).tolist()
+    ids = torch.randint(1, vocabulary, (rows, length), generator=fixed).tolist()
     batch = MicroBatch.of([TrainingText(tuple(row), 1) for row in ids])
     assert (batch.labels[:, 1:] != IGNORED).all()
     return batch
@@ -189,7 +225,7 @@ def peak(device: torch.device) -> float:
 
 
 def main(
-    examples: int = 32, length: int = 128, micro_batch: int = 8, only: str = "", tiny: bool = False
+    examples: int = 32, length: int = 128, micro_batch: int = 8, only: str = "", size: str = "small"
 ) -> None:
     spawn = multiprocessing.get_context("spawn")
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
@@ -203,7 +239,7 @@ def main(
                 if only not in f"{kind} {tuning}":
                     continue
                 with spawn.Pool(1) as pool:
-                    settings = (kind, tuning, way, examples, length, micro_batch, tiny)
+                    settings = (kind, tuning, way, examples, length, micro_batch, size)
                     rows[way] = speed, memory = pool.apply(measure, settings)
                 speed_ratio, memory_ratio = (
                     mine / other

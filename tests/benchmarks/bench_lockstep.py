@@ -94,7 +94,10 @@ class Bench:
         processor.apply = timed
 
     def measure(self, way: str, groups: int) -> Measured:
-        requests = self._requests(groups, "schema" in way, **WAYS[way])
+        form = Form(ANY_TEXT, self.folder).mask_arguments(self.tokens) if "schema" in way else None
+        requests = made_up(
+            self.engine, groups, self.rows, self.tokens, WAYS[way], frame=self.frame, form=form
+        )
         self.engine.llm.reset_prefix_cache()
         self.selecting = 0.0
         began = CLOCK()
@@ -105,30 +108,6 @@ class Bench:
         return Measured(
             tokens / seconds, 1e3 * self.selecting / group_steps, self.selecting / seconds
         )
-
-    def _requests(self, groups: int, schema: bool, **mechanism: Any) -> list[LockstepGroup]:
-        rng, encode = random.Random(1), self.engine.encode
-        token = PrivateToken(
-            batch_size=self.rows - 1,
-            private_tokens=10**9,
-            public_temperature=1.5,
-            **(RECENTRED | mechanism),
-        )
-        form = Form(ANY_TEXT, self.folder).mask_arguments(self.tokens) if schema else None
-        private = [
-            encode(Prompt(f"{self.frame} {sentence(rng, rng.randint(10, 30))}", "Text:"))
-            for _ in range(groups * (self.rows - 1))
-        ]
-        return [
-            LockstepGroup(
-                str(number),
-                tuple(private[number::groups]),
-                encode(Prompt(f"{self.frame} a text about anything", "Text:")),
-                token.selector(new_key(), form=form),
-                self.tokens,
-            )
-            for number in range(groups)
-        ]
 
     def _private(self, groups: list[LockstepGroup]) -> int:
         texts = self.engine.decode_lockstep(groups)
@@ -145,6 +124,40 @@ class Bench:
         prompts = [{"prompt_token_ids": list(ids)} for group in groups for ids in group.prompts]
         outputs = self.engine.llm.generate(prompts, params, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+
+def made_up(
+    engine: Any,
+    groups: int,
+    rows: int,
+    tokens: int,
+    mechanism: dict[str, Any],
+    *,
+    frame: str = "",
+    form: dict[str, Any] | None = None,
+) -> list[LockstepGroup]:
+    """Return groups of `rows - 1` private prompts and a public one, for any engine."""
+    rng = random.Random(1)
+    token = PrivateToken(
+        batch_size=rows - 1,
+        private_tokens=10**9,
+        public_temperature=1.5,
+        **(RECENTRED | mechanism),
+    )
+    private = [
+        engine.encode(Prompt(f"{frame} {sentence(rng, rng.randint(10, 30))}", "Text:"))
+        for _ in range(groups * (rows - 1))
+    ]
+    return [
+        LockstepGroup(
+            str(number),
+            tuple(private[number::groups]),
+            engine.encode(Prompt(f"{frame} a text about anything", "Text:")),
+            token.selector(new_key(), form=form),
+            tokens,
+        )
+        for number in range(groups)
+    ]
 
 
 def fill_vocabulary(folder: Path, size: int) -> None:

@@ -1,9 +1,10 @@
-"""Votes of private records for their nearest synthetic texts, alone and by actors of Ray.
+"""Votes of private records for their nearest synthetic texts, alone, by torch and by actors of Ray.
 
     python -m tests.benchmarks.bench_voting [--private 1000000] [--synthetic 5000]
 
 Random unit vectors around common centres. The time has neither the start of Ray in it nor the way
-of the shards into the object store.
+of the shards into the object store. torch searches in float32 on the GPU if there is one, and does
+not settle near-ties exactly: what `count_votes` would gain or lose there.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import ray
+import torch
 import typer
 
 from dpray.mechanisms.votes import count_votes
 
 CENTRES = 200
+BLOCK = 16_384
 
 
 def vectors(rng: np.random.Generator, rows: int, centres: np.ndarray) -> np.ndarray:
@@ -38,10 +40,33 @@ def voting(private: np.ndarray, synthetic: np.ndarray) -> tuple[float, np.ndarra
     return time.perf_counter() - began, votes
 
 
+def voting_by_torch(
+    private: np.ndarray, synthetic: np.ndarray, device: str
+) -> tuple[float, np.ndarray]:
+    """Return the seconds and the votes of a plain search in float32, copies to the device
+    included."""
+    texts = torch.from_numpy(synthetic).to(device)
+
+    def votes_of(records: np.ndarray) -> np.ndarray:
+        votes = torch.zeros(len(texts), dtype=torch.long, device=device)
+        for start in range(0, len(records), BLOCK):
+            block = torch.from_numpy(records[start : start + BLOCK]).to(device)
+            nearest = (texts.square().sum(1) - 2 * block @ texts.T).argmin(dim=1)
+            votes += torch.bincount(nearest, minlength=len(texts))
+        counted: np.ndarray = votes.cpu().numpy()
+        return counted
+
+    votes_of(private[:100])
+    began = time.perf_counter()
+    votes = votes_of(private)
+    return time.perf_counter() - began, votes
+
+
 def voting_on_ray(
     private: np.ndarray, synthetic: np.ndarray, actors: int
 ) -> tuple[float, np.ndarray]:
     """Return the seconds and the votes of actors of one CPU each."""
+    import ray  # late: a machine with a GPU may have none
 
     class Voter:
         def votes(self, private: np.ndarray, synthetic: np.ndarray) -> np.ndarray:
@@ -68,6 +93,12 @@ def main(private: int = 1_000_000, synthetic: int = 5000, dimension: int = 384) 
     print("| way | seconds | records per second |\n|---|---:|---:|")
     seconds, votes = voting(records, texts)
     print(f"| count_votes | {seconds:.1f} | {private / seconds:,.0f} |")
+    import ray
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    seconds, near = voting_by_torch(records, texts, device)
+    print(f"| torch, {device}, float32 | {seconds:.1f} | {private / seconds:,.0f} |")
+    print(f"\n{np.abs(near - votes).sum() // 2} votes of torch are others.\n")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     for actors in (1, 2):
         seconds, together = voting_on_ray(records, texts, actors)

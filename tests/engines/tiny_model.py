@@ -45,9 +45,12 @@ def make_model(
     intermediate: int = 128,
     layers: int = 2,
     heads: int = 2,
+    key_value_heads: int | None = None,
     context: int = 256,
+    spread: float = 0.15,
+    dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """Writes the model and its tokenizer into `folder`; the weights are wide enough for the
+    """Write the model and its tokenizer into `folder`. The weights' `spread` is wide enough for the
     next-token distribution to depend on the prompt."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -56,13 +59,13 @@ def make_model(
         intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=heads,
+        num_key_value_heads=key_value_heads or heads,
         max_position_embeddings=context,
-        initializer_range=0.15,
+        initializer_range=spread,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
     make_tokenizer(min(vocabulary, 512)).save_pretrained(folder)
     return folder

@@ -54,13 +54,13 @@ def test_noise_is_that_of_its_key_on_every_device(device: str) -> None:
 
 
 def speed_and_memory(
-    kind: str, tuning: str, examples: int, length: int, tiny: bool, show: Callable[[str], None]
+    kind: str, tuning: str, examples: int, length: int, size: str, show: Callable[[str], None]
 ) -> dict[str, tuple[float, float]]:
     """Measure examples a second and GiB, each way in a process of its own."""
     found = {}
     for way in WAYS:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found[way] = pool.apply(measure, (kind, tuning, way, examples, length, 8, tiny))
+            found[way] = pool.apply(measure, (kind, tuning, way, examples, length, 8, size))
         speed, memory = found[way]
         show(f"{kind}, {tuning}, {way}: {speed:.1f} examples a second, {memory:.2f} GiB")
     return found
@@ -73,6 +73,6 @@ def speed_and_memory(
 def test_speed_and_memory_beside_plain_training_and_opacus(
     kind: str, tuning: str, gpu: str, show: Callable[[str], None]
 ) -> None:
-    found = speed_and_memory(kind, tuning, 256, 128, False, show)
+    found = speed_and_memory(kind, tuning, 256, 128, "small", show)
     (plain, plain_gib), (ours, ours_gib), (opacus, _) = (found[way] for way in WAYS)
     assert ours >= 0.6 * plain and ours >= opacus and ours_gib <= 1.5 * plain_gib

@@ -1,0 +1,146 @@
+"""Measurements of the transformers engine on a model with random weights: on a GPU one of the shape
+of Llama 3.2 1B (1.5 billion parameters, its embeddings not tied)."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpray.config.sections import EngineConfig
+from dpray.engines.base import LockstepGroup, PlainPrompt, Sampling
+from dpray.engines.row_variation import row_variation
+from dpray.engines.transformers import TransformersEngine, load_model, prefill
+from tests.benchmarks.bench_lockstep import DCLIP, WAYS, fill_vocabulary, made_up
+from tests.engines.tiny_model import make_model
+
+Row = dict[str, Any]
+
+DTYPES = ("float32", "bfloat16")
+CHUNKS = (5, 16)
+ONE_BILLION = {
+    "hidden": 2048, "intermediate": 8192, "layers": 16, "heads": 32, "key_value_heads": 8,
+    "context": 512, "spread": 0.05, "dtype": torch.bfloat16,
+}  # fmt: skip
+TINY = {"context": 256}
+
+
+@contextmanager
+def random_model(small: bool, vocabulary: int) -> Iterator[str]:
+    """Yield the folder of a model that is made on the device."""
+    shape: dict[str, Any] = TINY if small else ONE_BILLION
+    with tempfile.TemporaryDirectory() as folder:
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            make_model(Path(folder), vocabulary=vocabulary, **shape)
+        fill_vocabulary(Path(folder), vocabulary)
+        yield folder
+
+
+def rows(small: bool) -> Iterator[Row]:
+    """Measure how far a row's logits move with the rows beside it (`row_variation`)."""
+    beside = 9 if small else 64
+    with random_model(small, 512 if small else 49_152) as folder:
+        for dtype in DTYPES:
+            engine = TransformersEngine(config(folder, dtype))
+            moved = row_variation(engine, beside)
+            engine.close()
+            yield {"dtype": dtype, "rows": beside, "logits moved, nats": moved}
+
+
+def chunks(small: bool) -> Iterator[Row]:
+    """Compare a group that goes through the model in chunks of rows with the whole group: its
+    tokens from the same coins, and the logits after its prompts."""
+    size, tokens = (12, 6) if small else (65, 16)
+    with random_model(small, 512 if small else 49_152) as folder:
+        for dtype in DTYPES:
+            whole = TransformersEngine(config(folder, dtype))
+            [group] = made_up(whole, 1, size, tokens, DCLIP)
+            drawn = tokens_of(whole, group)
+            moved = moved_by_chunks(folder, dtype, group)
+            for chunk in CHUNKS:
+                engine = TransformersEngine(config(folder, dtype), max_rows=chunk)
+                same = zip(drawn, tokens_of(engine, group), strict=False)
+                engine.close()
+                yield {
+                    "dtype": dtype,
+                    "rows": size,
+                    "rows in a chunk": chunk,
+                    "tokens": len(drawn),
+                    "same tokens": first_difference(list(same)),
+                    "logits moved, nats": moved[chunk],
+                }
+            whole.close()
+
+
+def lockstep(small: bool) -> Iterator[Row]:
+    """Measure private decoding beside plain sampling of the same requests, a group of s private
+    rows and a public one at a time, in tokens of all rows a second."""
+    tokens, groups = (4, 1) if small else (32, 2)
+    for vocabulary in (512, 1024) if small else (49_152, 128_256):
+        with random_model(small, vocabulary) as folder:
+            engine = TransformersEngine(config(folder, "float32" if small else "bfloat16"))
+            for s in (4, 8) if small else (16, 64):
+                requests = made_up(engine, groups + 1, s + 1, tokens, {})
+                plain = speed(lambda group, engine=engine: sampled(engine, group), requests)
+                yield {"vocabulary": vocabulary, "s": s, "way": "plain", "tokens a second": plain}
+                for way in ("recentred", "dclip", "dclip, top_k_plus"):
+                    requests = made_up(engine, groups + 1, s + 1, tokens, WAYS[way])
+                    private = speed(
+                        lambda group, engine=engine: len(tokens_of(engine, group)), requests
+                    )
+                    yield {
+                        "vocabulary": vocabulary,
+                        "s": s,
+                        "way": way,
+                        "tokens a second": private,
+                        "of plain": private / plain,
+                    }
+            engine.close()
+
+
+def speed(decode: Any, requests: list[LockstepGroup]) -> float:
+    """Return tokens of all rows a second. The first group pays for lazy set-up."""
+    decode(requests[0])
+    began = time.perf_counter()
+    made = sum(decode(group) * len(group.prompts) for group in requests[1:])
+    return float(made / (time.perf_counter() - began))
+
+
+def config(folder: str, dtype: Any) -> EngineConfig:
+    return EngineConfig(model=folder, dtype=dtype)
+
+
+def tokens_of(engine: TransformersEngine, group: LockstepGroup) -> tuple[int, ...]:
+    [text] = engine.decode_lockstep([group])
+    return text.token_ids
+
+
+def sampled(engine: TransformersEngine, group: LockstepGroup) -> float:
+    """Sample a text for each of the group's prompts; return the mean number of tokens."""
+    prompts = [PlainPrompt(engine.tokenizer.decode(ids[1:])) for ids in group.prompts]
+    made = engine.generate(prompts, [Sampling(group.max_tokens)] * len(prompts))
+    return sum(each.completion_tokens for each in made) / len(made)
+
+
+def first_difference(pairs: list[tuple[int, int]]) -> int:
+    """Return the number of equal tokens before the first pair that differs."""
+    return next((i for i, (one, other) in enumerate(pairs) if one != other), len(pairs))
+
+
+def moved_by_chunks(folder: str, dtype: str, group: LockstepGroup) -> dict[int, float]:
+    """Return the largest change of the private rows' first logits, in nats, by size of chunk."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(folder, dtype, device)
+    prompts = group.private_prompts
+    whole = prefill(model, prompts, device).logits
+    found = {}
+    for chunk in CHUNKS:
+        parts = [prompts[start : start + chunk] for start in range(0, len(prompts), chunk)]
+        chunked = torch.cat([prefill(model, part, device).logits for part in parts])
+        found[chunk] = float((whole - chunked).abs().max())
+    return found

@@ -1,0 +1,74 @@
+"""The script of all figures runs on a host with small models: its form, and what has to hold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpu_table
+import pytest
+
+from tests.conftest import ROOT
+from tests.gpu.figures import MEASUREMENTS, measured
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)  # two minutes on quiet cores
+def test_the_script_prints_all_figures_with_the_hardware(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.gpu.figures", "--small", "--minutes", "60"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "new" / "small.json")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert json.loads((tmp_path / "new" / "small.json").read_text()) == found
+    assert found["small"] and {"gpu", "cpu", "cores", "torch", "python"} <= set(found["hardware"])
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, measurement in found["measurements"].items():
+        assert "failure" not in measurement, measurement
+        rows[name] = measurement["rows"]
+        assert rows[name] and all("failure" not in row for row in rows[name])
+    assert set(rows) == set(MEASUREMENTS)
+
+    for name in ("rows", "chunks"):
+        moved = [row["logits moved, nats"] for row in rows[name] if row["dtype"] == "float32"]
+        assert 0.0 <= max(moved) < 1e-3
+    assert all(
+        row["same tokens"] == row["tokens"] > 0
+        for row in rows["chunks"]
+        if row["dtype"] == "float32"
+    )
+    assert max(row["difference, of C"] for row in rows["steps"]) < 1e-3
+    assert rows["votes"][0]["other votes"] == 0 and rows["votes"][1]["other votes"] <= 2
+    for name in ("lockstep", "speed"):
+        assert {row["of plain"] > 0 for row in rows[name] if "of plain" in row} == {True}
+
+    page = "\n".join(gpu_table.table(found))
+    assert "| model | trained | way | examples a second | of plain | GiB |" in page
+    assert found["hardware"]["cpu"] in page and "small models" in page
+
+
+def test_what_fails_keeps_its_name_and_the_others() -> None:
+    found = measured("nothing", True, 600.0)
+    assert found["rows"] == [] and found["failure"].startswith("KeyError")
+    assert measured("votes", True, 0.1) == {
+        "seconds": pytest.approx(0.1, abs=600),
+        "rows": [],
+        "failure": "not done in 0 seconds",
+    }
+
+
+def test_a_failure_is_in_the_table() -> None:
+    failed = {"seconds": 3.0, "rows": [{"s": 16}], "failure": "OutOfMemoryError"}
+    hardware = {"gpu": "A GPU", "driver": "1.2", "cpu": "A CPU", "cores": 16, "torch": "2.13.0"}
+    lines = gpu_table.table(
+        {"hardware": hardware, "small": False, "measurements": {"rows": failed}}
+    )
+    assert lines[0] == "## A GPU"
+    assert "| 16 |" in lines and any("OutOfMemoryError" in line for line in lines)

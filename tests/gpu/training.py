@@ -1,0 +1,77 @@
+"""Measurements of DP-SGD on the device: the clipped sum against plain gradients, and the speed and
+memory of a step beside plain training and Opacus."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from dpray.training.clipped_loss import PerExampleLoss
+from tests.benchmarks.bench_dp_sgd import MODELS, TUNINGS, measure
+from tests.training.tiny_gradients import (
+    clipped_sum,
+    gpt2,
+    llama,
+    lora,
+    plain_clipped_sum,
+    texts,
+)
+
+Row = dict[str, Any]
+
+CLIP_NORM = 0.7
+WAYS = (
+    "plain training",
+    "dpray",
+    "Opacus ghost clipping",
+    "plain training, bfloat16",
+    "dpray, bfloat16",
+)
+SMALL_MODELS: dict[str, Callable[[], Any]] = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "llama, lora": lambda: lora(llama()),
+}
+
+
+def steps(small: bool) -> Iterator[Row]:
+    """Compare the sum of clipped gradients with that of plain gradients, one text at a time: the
+    largest difference of a coordinate, over C. The models are small ones, `small` or not."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    batch = texts(20)
+    for name, make in SMALL_MODELS.items():
+        model = make().to(device)
+        plain = plain_clipped_sum(model, batch, CLIP_NORM)
+        for passes in (1, 2):
+            ours = clipped_sum(PerExampleLoss(model).eval(), batch, CLIP_NORM, 8, passes == 2)
+            moved = float((ours - plain).abs().max()) / CLIP_NORM
+            yield {"model": name, "passes": passes, "difference, of C": moved}
+
+
+def speed(small: bool) -> Iterator[Row]:
+    """Measure micro-batches of 8 texts of 128 tokens. A way that fails, for want of memory perhaps,
+    leaves the others'."""
+    size, examples, length = ("tiny", 16, 16) if small else ("large", 128, 128)
+    # On a host a process's peak of memory is that of all that it ever did.
+    tasks = None if small or torch.cuda.is_available() else 1
+    for kind in ("llama",) if small else MODELS:
+        for tuning in TUNINGS:
+            plain = 0.0
+            with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=tasks) as pool:
+                for way in WAYS:
+                    row: Row = {"model": kind, "trained": tuning, "way": way}
+                    settings = (kind, tuning, way, examples, length, 8, size)
+                    try:
+                        per_second, gib = pool.apply(measure, settings)
+                    except Exception as error:
+                        yield row | {"failure": type(error).__name__}
+                        continue
+                    plain = plain or per_second
+                    yield row | {
+                        "examples a second": per_second,
+                        "of plain": per_second / plain,
+                        "GiB": gib,
+                    }
