@@ -35,13 +35,13 @@ def sections() -> dict[str, Callable[[], list[str]]]:
     files = sorted(FOLDER.glob("*.json"))
     found = [json.loads(path.read_text()) for path in files]
     made = {heading(one): lambda one=one: table(one) for one in found}
-    return made or {"None yet": lambda: ["## None yet", "", NONE]}
+    return made or {"GPU: none yet": lambda: ["## GPU: none yet", "", NONE]}
 
 
 def heading(found: dict[str, Any]) -> str:
     hardware = found["hardware"]
-    name = hardware["gpu"] or hardware["cpu"]
-    return f"{name}, small models" if found["small"] else f"{name}"
+    name = f"GPU: {hardware['gpu']}" if hardware["gpu"] else f"Host: {hardware['cpu']}"
+    return f"{name}, small models" if found["small"] else name
 
 
 def table(found: dict[str, Any]) -> list[str]:

@@ -70,5 +70,5 @@ def test_a_failure_is_in_the_table() -> None:
     lines = gpu_table.table(
         {"hardware": hardware, "small": False, "measurements": {"rows": failed}}
     )
-    assert lines[0] == "## A GPU"
+    assert lines[0] == "## GPU: A GPU"
     assert "| 16 |" in lines and any("OutOfMemoryError" in line for line in lines)
