@@ -4,7 +4,8 @@ and with private records."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import inf
+from itertools import product
+from math import inf, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,6 +91,20 @@ def figures(panel: Panel, method: str) -> dict[float, float]:
         if (kept := cell.figures) is not None and (value := kept.get(panel.measure)) is not None:
             found.setdefault(cell.epsilon, []).append(value)
     return {epsilon: float(np.mean(values)) for epsilon, values in sorted(found.items())}
+
+
+def deviation(panels: Sequence[Panel], methods: Collection[str] = tuple(METHODS)) -> float:
+    """Return the standard deviation of one run's figure, pooled over the cells with more runs."""
+    squares, freedom = 0.0, 0
+    for panel, method in product(panels, methods):
+        runs: dict[float, list[float]] = {}
+        for cell in cells(panel.data, method):
+            if (kept := cell.figures) is not None and (value := kept[panel.measure]) is not None:
+                runs.setdefault(cell.epsilon, []).append(value)
+        for values in runs.values():
+            squares += float(np.var(values)) * len(values)
+            freedom += len(values) - 1
+    return sqrt(squares / freedom)
 
 
 def draw(panels: Sequence[Panel], picture: Path) -> None:

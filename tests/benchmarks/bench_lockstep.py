@@ -42,11 +42,15 @@ from dpray.methods.private_prediction.token import PrivateToken
 from tests.engines.tiny_model import make_model, sentence
 
 CLOCK = time.perf_counter if torch.cuda.is_available() else time.process_time
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden": 256, "intermediate": 704, "layers": 4, "heads": 4},
-    "smollm2-135m": {"hidden": 576, "intermediate": 1536, "layers": 30, "heads": 9},
-    "llama-1b": {"hidden": 2048, "intermediate": 8192, "layers": 16, "heads": 32},
-}
+    "smollm2-135m": {
+        "hidden": 576, "intermediate": 1536, "layers": 30, "heads": 9, "key_value_heads": 3,
+    },
+    "llama-1b": {
+        "hidden": 2048, "intermediate": 8192, "layers": 16, "heads": 32, "key_value_heads": 8,
+    },
+}  # fmt: skip
 RECENTRED = {"clip": "recentred", "clip_bound": 10.0, "temperature": 2.0}
 DCLIP = {"clip": "dclip", "clip_bound": 2.0, "temperature": 1.0}
 WAYS: dict[str, dict[str, Any]] = {

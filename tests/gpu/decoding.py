@@ -16,17 +16,14 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, PlainPrompt, Sampling
 from dpray.engines.row_variation import row_variation
 from dpray.engines.transformers import TransformersEngine, load_model, prefill
-from tests.benchmarks.bench_lockstep import DCLIP, WAYS, fill_vocabulary, made_up
+from tests.benchmarks.bench_lockstep import DCLIP, SHAPES, WAYS, fill_vocabulary, made_up
 from tests.engines.tiny_model import make_model
 
 Row = dict[str, Any]
 
 DTYPES = ("float32", "bfloat16")
 CHUNKS = (5, 16)
-ONE_BILLION = {
-    "hidden": 2048, "intermediate": 8192, "layers": 16, "heads": 32, "key_value_heads": 8,
-    "context": 512, "spread": 0.05, "dtype": torch.bfloat16,
-}  # fmt: skip
+ONE_BILLION = SHAPES["llama-1b"] | {"context": 512, "spread": 0.05, "dtype": torch.bfloat16}
 TINY = {"context": 256}
 
 
