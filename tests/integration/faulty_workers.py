@@ -130,12 +130,11 @@ def use_up_the_memory() -> None:
 
 
 def main(place: str, fault: str, marker: str, config: str) -> int:
-    # dpray first: Ray reads the settings of `dpray.workers` when it is imported.
     from dpray.cli import run_command
     from tests.integration import fault_driver
 
-    import ray  # noqa: I001
-
+    # After dpray: Ray reads the settings of `dpray.workers` when it is imported.
+    ray: Any = importlib.import_module("ray")
     variables = {
         "DPRAY_TEST_FAULT": json.dumps([place, fault, marker]),
         "PYTHONPATH": os.pathsep.join(sys.path[1:]),
