@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from runs import HERE
-
-FOLDER = HERE / "measured" / "gpu"
+FOLDER = Path(__file__).resolve().parent / "measured" / "gpu"
 
 HEAD = """# On a GPU
 
