@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def sections() -> dict[str, Callable[[], list[str]]]:
     """Return a section for each kept file, by the heading that it begins with."""
     files = sorted(FOLDER.glob("*.json"))
     found = [json.loads(path.read_text()) for path in files]
-    made = {heading(one): lambda one=one: table(one) for one in found}
+    made: dict[str, Callable[[], list[str]]] = {heading(one): partial(table, one) for one in found}
     return made or {"GPU: none yet": lambda: ["## GPU: none yet", "", NONE]}
 
 
