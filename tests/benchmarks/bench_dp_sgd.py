@@ -13,6 +13,7 @@ norms of tied ones for those of two parameters. Prints Markdown, the targets fir
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import resource
 import time
@@ -188,6 +189,8 @@ def measure(
     for each in MODELS:  # so that what the libraries take is not counted
         plain(make_model(each, tuning, "tiny"))(batch_of(2, 8, 500))
     if device.type == "cuda":
+        gc.collect()  # another way's model
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     before = peak(device)
     with device:
