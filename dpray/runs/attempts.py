@@ -16,6 +16,7 @@ from dpray.runs.session import Release, Session
 from dpray.runs.standing import DISK_FULL
 from dpray.types import DprayError, LedgerConflict, Resumable, RunFailed
 from dpray.workers import cluster
+from dpray.workers.failures import WorkerError
 
 
 def release_with_repeats(
@@ -94,7 +95,9 @@ def _ended_for_memory(session: Session[Any], error: Exception) -> DprayError:
 
 def _stopped(session: Session[Any], error: Exception) -> DprayError:
     """Return the error of a run that code of dpray's own or of a library's stopped."""
-    why = f"the run stopped: {type(error).__name__}; nothing that was not finished was released"
+    worker = cluster.find_error(error, WorkerError)
+    name = worker or type(error).__name__
+    why = f"the run stopped: {name}; nothing that was not finished was released"
     with suppress(DprayError):
         if session.ledger.counts(session.run_id)["failed"]:
             return RunFailed(f"{why}, and this run cannot be finished")

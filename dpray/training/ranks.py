@@ -42,6 +42,7 @@ from dpray.training.training import ReferenceTrainer, Training, train
 from dpray.types import DprayError, Resumable
 from dpray.workers.cluster import ended_for_memory, find_error, was_lost
 from dpray.workers.engine import HIDDEN
+from dpray.workers.failures import without_words
 
 # Ray Train v2's arguments; type checkers see v1's.
 _NO_RETRIES = ray.train.FailureConfig(
@@ -132,8 +133,9 @@ def _rank(config: dict[str, Any]) -> None:
         return ZeroTrainer(training.step, training.settings, loss, device)
 
     sampling = generator(shared_key(device))
-    in_parts = loading(training.settings.zero_stage)
-    train(training, make_trainer, sampling, loading=in_parts).close()
+    with without_words():
+        in_parts = loading(training.settings.zero_stage)
+        train(training, make_trainer, sampling, loading=in_parts).close()
 
 
 BUCKET = 50_000_000

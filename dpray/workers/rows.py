@@ -17,6 +17,7 @@ from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, numbered, read_piece
 from dpray.mechanisms.batches import content_id, content_rank
 from dpray.types import InputError, valid_unicode
+from dpray.workers.failures import without_words
 
 if TYPE_CHECKING:
     import ray.data
@@ -173,7 +174,7 @@ def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
     first, in tasks: a row has the same number however its file is cut."""
     import ray
 
-    count: Any = ray.remote(count_rows)
+    count: Any = ray.remote(_count)
     cuts = [cut(file, size) for file in files]
     counts = {
         number: [count.remote(piece) for piece in pieces]
@@ -185,15 +186,22 @@ def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
     return [piece for pieces in cuts for piece in pieces]
 
 
+def _count(piece: Piece) -> tuple[int, int]:
+    with without_words():
+        return count_rows(piece)
+
+
 def _read(
     numbers: dict[str, Any], pieces: Sequence[Piece], rows_of: RowsOf, tables: Tables
 ) -> Iterator[pa.Table]:
-    for number in numbers["piece"]:
-        yield from tables(rows_of(pieces[number]))
+    with without_words():
+        for number in numbers["piece"]:
+            yield from tables(rows_of(pieces[number]))
 
 
 def _bound(table: pa.Table, most: int, tables: Tables) -> Iterator[pa.Table]:
-    yield from tables(bound_contributions(table.to_pylist(), most))
+    with without_words():
+        yield from tables(bound_contributions(table.to_pylist(), most))
 
 
 def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:

@@ -25,6 +25,7 @@ from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.votes import VoteHistogram, count_votes
 from dpray.workers.cluster import never_repeated, own_errors
 from dpray.workers.engine import hide_other_gpus, try_to_load
+from dpray.workers.failures import without_words
 from dpray.workers.rows import CHUNK, Row, local_rows, ray_rows, record_rows
 
 Embeddings = npt.NDArray[np.float32]
@@ -101,12 +102,15 @@ class ShardActor:
         self._worker: Any = try_to_load(lambda: make_worker(config))
 
     def load(self, block: pa.Table) -> Any:
-        return self.call("load", block.to_pylist())
+        with without_words():
+            rows = block.to_pylist()
+        return self.call("load", rows)
 
     def call(self, method: str, *arguments: Any) -> Any:
         if isinstance(self._worker, Exception):
             return self._worker
-        return getattr(self._worker, method)(*arguments)
+        with without_words():
+            return getattr(self._worker, method)(*arguments)
 
 
 def _blocks(config: Config) -> list[Any]:

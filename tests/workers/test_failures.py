@@ -1,0 +1,77 @@
+"""What a worker raises shows no private word: Ray keeps it, and shows it on its dashboard."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import traceback
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dpray.training import ranks
+from dpray.types import InputError
+from dpray.workers import rows
+from dpray.workers.failures import WorkerError, without_words
+from dpray.workers.shards import ShardActor
+
+WORD = "Marlowe"
+
+
+def quote(*_: Any, **__: Any) -> Any:
+    raise ValueError(f"cannot read '{WORD} has a cough'")
+
+
+class Quoting:
+    """A shard's worker whose every method quotes."""
+
+    load = count = quote
+
+
+def shard() -> ShardActor:
+    actor = ShardActor.__new__(ShardActor)
+    actor._worker = Quoting()
+    return actor
+
+
+TABLE = pa.Table.from_pylist([{"label": "a", "text": WORD, "unit": "1", "rank": 0}])
+
+TRAINING = SimpleNamespace(settings=SimpleNamespace(zero_stage=2))
+
+PLACES: dict[str, Callable[[], Any]] = {
+    "a shard loads": lambda: shard().load(TABLE),
+    "a shard answers": lambda: shard().call("count", {}),
+    "rows are read": lambda: list(rows._read({"piece": [0]}, [quote], lambda piece: piece(), iter)),
+    "units are bounded": lambda: list(rows._bound(TABLE, 1, quote)),
+    "lines are counted": lambda: rows._count(TABLE),
+    "a rank trains": lambda: ranks._rank({"training": TRAINING}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_name_of_an_error_is_all_that_a_worker_tells(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "count_rows", quote)
+    monkeypatch.setattr(ranks.ray.train.torch, "get_device", lambda: "cpu")
+    monkeypatch.setattr(ranks, "shared_key", lambda device: "00")
+    monkeypatch.setattr(ranks, "generator", lambda key: None)
+    monkeypatch.setattr(ranks, "loading", quote)
+    with pytest.raises(WorkerError, match=r"^ValueError$") as caught:
+        PLACES[place]()
+    assert WORD not in "".join(traceback.format_exception(caught.value))
+    assert WORD.encode() not in pickle.dumps(caught.value)
+
+
+def test_an_error_of_the_system_keeps_its_number() -> None:
+    with pytest.raises(OSError) as caught, without_words():
+        raise OSError(errno.ENOSPC, f"no space for {WORD}", f"/tmp/{WORD}")
+    assert caught.value.errno == errno.ENOSPC and WORD not in str(caught.value)
+
+
+def test_an_error_of_dpray_passes() -> None:
+    with pytest.raises(InputError, match=r"row 3 has no text"), without_words():
+        raise InputError("row 3 has no text")
