@@ -14,7 +14,7 @@ from typing import Any
 from dpray.io.files import disk_is_full
 from dpray.runs.session import Release, Session
 from dpray.runs.standing import DISK_FULL
-from dpray.types import DprayError, LedgerConflict, Resumable, RunFailed
+from dpray.types import DprayError, LedgerConflict, Resumable, RunFailed, first_line
 from dpray.workers import cluster
 from dpray.workers.failures import WorkerError
 
@@ -96,7 +96,8 @@ def _ended_for_memory(session: Session[Any], error: Exception) -> DprayError:
 def _stopped(session: Session[Any], error: Exception) -> DprayError:
     """Return the error of a run that code of dpray's own or of a library's stopped."""
     worker = cluster.find_error(error, WorkerError)
-    name = worker or type(error).__name__
+    # Ray Data adds lines of its own to the name.
+    name = first_line(worker) if worker else type(error).__name__
     why = f"the run stopped: {name}; nothing that was not finished was released"
     with suppress(DprayError):
         if session.ledger.counts(session.run_id)["failed"]:
