@@ -284,7 +284,8 @@ READING = """\
   sentence with it: 99 % of the facts at epsilon 4 and 97 % at epsilon 1, if its prompts show
   public sentences and `least_terms: 1` leaves out texts without the value. 3 % of its statements
   are false, and 9 to 10 % without `least_terms`.
-- Without public sentences, and at temperature 1.0 in place of 0.3, it is 13 %.
+- Without public sentences the model writes others of its own: they state 76 % of the facts, 27 % in
+  sentences that are as likely as the clinic's, and none false.
 - Where the forms of sentences are public, they can be terms themselves: 86 to 87 % of the facts,
   which is what 600 random draws from 300 facts hold, and none false. The ways by fact write two
   texts for each fact.

@@ -33,7 +33,7 @@ PLACES = {
     # name: the module, the function or method in it, the library whose error it raises
     "rows": ("dpray.workers.rows", "record_rows", "pyarrow"),
     "decoder": ("dpray.methods.private_prediction.prompts", "encode_private", "pydantic"),
-    "shard": ("dpray.workers.shards", "ShardActor.load", "pyarrow"),
+    "shard": ("dpray.methods.dp_kps.release", "VocabularyShard.load", "pyarrow"),
     "embedder": ("dpray.engines.embedder", "SentenceTransformerEmbedder.embed", "torch"),
     "rank": ("dpray.methods.dp_sgd.control_codes", "record_rows", "torch"),
 }
