@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -49,8 +50,8 @@ NOT_COVERED = (
 DIGITS = 16
 """Hexadecimal digits of a released digest."""
 
-DIGEST = "(sha256 "
-"""The beginning of a released digest, behind the name of what it is of."""
+DIGEST = re.compile(rf"\(sha256 ([0-9a-f]{{{DIGITS}}})\)")
+"""Finds the released digests behind the names of models and files."""
 
 MODELS = frozenset({"model", "embedder"})
 FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
@@ -163,11 +164,18 @@ def model_name(model: str) -> str:
 def _model_name(model: str) -> str:
     if model and os.path.isdir(model):
         folder = Path(model).resolve()
-        files = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
+        files = sorted(path for path in folder.rglob("*") if _is_of_model(path, folder))
         newest = max((path.stat().st_mtime_ns for path in files), default=0)
-        return f"{folder.name} {DIGEST}{_folder_digest(folder, tuple(files), newest)})"
+        return f"{folder.name} (sha256 {_folder_digest(folder, tuple(files), newest)})"
     # A path that is not here may be on the machines of the cluster.
     return model if is_hub_name(model) else Path(model).name
+
+
+def _is_of_model(path: Path, folder: Path) -> bool:
+    """Return whether a file belongs to the model. Git, the hub's client and Python write to hidden
+    folders and to `__pycache__` whenever they look at the model."""
+    parts = path.relative_to(folder).parts
+    return path.is_file() and not any(p.startswith(".") or p == "__pycache__" for p in parts)
 
 
 @cache
@@ -182,5 +190,5 @@ def _folder_digest(folder: Path, files: tuple[Path, ...], newest: int) -> str:
 def file_name(file: str) -> str:
     """Return the public name of a file; the name of a packaged template stays as it is."""
     if os.path.isfile(file):
-        return f"{Path(file).name} {DIGEST}{sha256_of(Path(file))[:DIGITS]})"
+        return f"{Path(file).name} (sha256 {sha256_of(Path(file))[:DIGITS]})"
     return file if file.startswith("hf://") or os.sep not in file else Path(file).name

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -232,6 +232,8 @@ class Run:
             )
         has_begun = self._has_begun(ledger)
         self._check_same_configuration(has_begun)
+        if not has_begun:
+            self.run["config"] = public_config(self._shaping())
         if not is_free:
             state = "reserved" if is_held else "planned"
         self._write_run(state)
@@ -338,9 +340,10 @@ class Run:
         shaping = self._shaping()
         text = json.dumps(shaping, indent=2, ensure_ascii=False, allow_nan=False)
         write_durably(self.folder.private / CONFIG, text + "\n", private=True)
+        # A run keeps the digests that it began with: its files may be on another machine now.
+        self.run.setdefault("config", public_config(shaping))
         self.run |= {
             "state": state,
-            "config": public_config(shaping),
             "versions": versions(),
             "not_private": self.plan.config.not_private,
         }
@@ -352,16 +355,33 @@ def _charged(plan: Plan) -> dict[str, Any]:
     return {} if plan.config.not_private else {"": plan.dp_event.to_json()}
 
 
-def changed_files(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the keys of two public configurations under which models and files have the same name
-    and different digests. A file that is not on this machine has none."""
-    changed = []
-    for section, values in now.items():
-        for key, value in values.items() if isinstance(values, Mapping) else ():
-            old = (before.get(section) or {}).get(key)
-            if isinstance(old, str) and DIGEST in old and DIGEST in str(value) and old != value:
-                changed.append(f"{section}.{key}")
-    return changed
+def changed_files(before: Any, now: Any) -> list[str]:
+    """Return the keys of two public configurations under which models and files have different
+    digests. A file that is not on this machine has no digest, so it is not compared."""
+    old, new = _digests(before), _digests(now)
+    return [
+        key
+        for key in new
+        # A model's digest stands last, behind those of its adapters. It may be missing.
+        if any(one != other for one, other in zip(old.get(key, []), new[key], strict=False))
+    ]
+
+
+def _digests(value: Any, key: str = "") -> dict[str, list[str]]:
+    """Return a public configuration's digests by their keys, such as `methods.0.vocabulary`."""
+    if isinstance(value, str):
+        return {key.removeprefix("."): found} if (found := DIGEST.findall(value)) else {}
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+        key = key.replace(".method.methods", ".methods")  # as in the user's file
+    return {
+        name: found
+        for inner, item in items
+        for name, found in _digests(item, f"{key}.{inner}").items()
+    }
 
 
 def without_connection(config: dict[str, Any]) -> dict[str, Any]:

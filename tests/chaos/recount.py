@@ -29,6 +29,13 @@ from typing import Any, NamedTuple
 
 COLUMNS = "dataset, seq, kind, key, unit, attempt, at, payload, prev_hash, hash"
 
+QUERIES = {
+    "dpray_entries": f"SELECT {COLUMNS} FROM dpray_entries ORDER BY dataset, seq",
+    "dpray_datasets": "SELECT name, length, head, reservations FROM dpray_datasets",
+}
+
+RELEASED = ("synthetic.jsonl", "privacy_report.json")
+
 CLOSE = Fraction(1, 10**9)
 """Sums may differ by this share of them: what is compared was rounded when it was written."""
 
@@ -93,31 +100,32 @@ def total(reservations: list[Entry]) -> Money:
 
 
 def read(url: str) -> tuple[list[Entry], list[End]]:
-    """Return all entries, chain by chain, and the ends that the ledger has written down."""
-    queries = (
-        f"SELECT {COLUMNS} FROM dpray_entries ORDER BY dataset, seq",
-        "SELECT name, length, head, reservations FROM dpray_datasets",
-    )
+    """Return all entries, chain by chain, and the ends that the ledger has written down. A table
+    that is not there has no rows: a crash may leave an SQLite file without tables."""
     if url.startswith("sqlite:///"):
-        rows, ends = _read_copy(Path(url.removeprefix("sqlite:///")), queries)
+        rows, ends = _read_copy(Path(url.removeprefix("sqlite:///")))
     else:
         import psycopg
 
         with psycopg.connect(url) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            rows, ends = (connection.execute(query).fetchall() for query in queries)
+            rows, ends = (connection.execute(query).fetchall() for query in QUERIES.values())
     # A database may sort names by another rule than Python.
     entries = sorted((Entry(*row) for row in rows), key=lambda entry: (entry.dataset, entry.seq))
     return entries, [End(*row) for row in ends]
 
 
-def _read_copy(file: Path, queries: tuple[str, str]) -> list[list[Any]]:
+def _read_copy(file: Path) -> list[list[Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for name in (file.name, f"{file.name}-wal"):
             if (file.parent / name).exists():
                 shutil.copy(file.parent / name, folder)
         with closing(sqlite3.connect(Path(folder) / file.name)) as connection:
-            return [connection.execute(query).fetchall() for query in queries]
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            return [
+                connection.execute(query).fetchall() if table in tables else []
+                for table, query in QUERIES.items()
+            ]
 
 
 # The chains
@@ -225,6 +233,10 @@ def folder_faults(folder: Path, entries: list[Entry]) -> Iterator[str]:
         if hashlib.sha256(part.read_bytes()).hexdigest() not in shas:
             yield f"{part.name} was published, and the ledger does not know of it"
     if state == "finished" or (folder / "privacy_report.json").exists():
+        missing = [name for name in RELEASED if not (folder / name).exists()]
+        yield from (f"it is finished, and {name} is missing" for name in missing)
+        if missing:
+            return
         if not committed:
             yield "it has a report, and the ledger says that it is not over"
         yield from _report_faults(folder, own, charges, entries)
@@ -243,7 +255,7 @@ def _report_faults(
         yield f"the report states {stated}, less than its first charge {total(charges[:1])}"
     if not stated.is_within(paid):
         yield f"the report states {stated}, more than its charges {paid}"
-    yield from _account_faults(report["ledger"], entries)
+    yield from _account_faults(report["ledger"], own, entries)
     published = [entry.unit for entry in own if entry.kind == "publish" and entry.unit != "labels"]
     begun = [entry.unit for entry in own if entry.kind == "begin"]
     lines = (folder / "synthetic.jsonl").read_text().split("\n")[:-1]
@@ -266,12 +278,16 @@ def _report_faults(
             yield f"the report states {report['batches']['repeated']} repeats, not {repeated}"
 
 
-def _account_faults(stated: dict[str, Any], entries: list[Entry]) -> Iterator[str]:
-    chain = [entry for entry in entries if entry.dataset == stated["dataset"]]
-    last = chain[stated["sequence"]] if stated["sequence"] < len(chain) else None
-    if last is None or (last.kind, last.hash) != ("commit", stated["head"]):
+def _account_faults(
+    stated: dict[str, Any], own: list[Entry], entries: list[Entry]
+) -> Iterator[str]:
+    place = ("commit", stated["dataset"], stated["sequence"], stated["head"])
+    ends = [entry for entry in own if (entry.kind, entry.dataset, entry.seq, entry.hash) == place]
+    if not ends:
         yield "the report names an entry that does not end this run"
         return
+    [last] = ends
+    chain = [entry for entry in entries if entry.dataset == last.dataset]
     reservations = [entry for entry in chain if entry.kind == "reserve"]
     until = total([entry for entry in reservations if entry.seq < last.seq])
     spent, left = Money.of(stated["spent"]), Money.of(stated["left"])

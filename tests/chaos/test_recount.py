@@ -164,6 +164,8 @@ def test_a_whole_new_chain_hides_nothing(
         ("UPDATE dpray_datasets SET reservations = 0", "does not end where"),
         ("DELETE FROM dpray_datasets", "does not end where"),
         ("DELETE FROM dpray_entries", "it has no entries"),
+        ("DROP TABLE dpray_datasets", "does not end where"),
+        ("DROP TABLE dpray_entries", "the ledger has no charge"),
     ],
 )
 def test_an_edited_table(run: Path, statement: str, fault: str) -> None:
@@ -189,6 +191,29 @@ def test_an_edited_folder(run: Path, name: str, change: Callable[[Any], None], f
     edit(run / "out" / name, change)
     faults = found(run)
     assert any(fault in each for each in faults), faults
+
+
+def test_a_ledger_that_was_not_made_whole_has_no_charges(run: Path) -> None:
+    (run / "ledger.db").unlink()
+    (run / "ledger.db").touch()
+    assert recount(f"sqlite:///{run}/ledger.db", []) == []
+    assert found(run) == [
+        "out: run.json says that the run is charged, and the ledger has no charge"
+    ]
+
+
+@pytest.mark.parametrize("name", ["synthetic.jsonl", "privacy_report.json"])
+def test_a_finished_run_without_a_file_of_its_release(run: Path, name: str) -> None:
+    (run / "out" / name).unlink()
+    assert found(run) == [f"out: it is finished, and {name} is missing"]
+
+
+def test_a_report_that_names_the_end_of_another_run(run: Path) -> None:
+    rewrite(run, lambda rows: [*rows, rows[-1]._replace(key="another")])
+    last = read(f"sqlite:///{run}/ledger.db")[0][-1]
+    end = {"sequence": last.seq, "head": last.hash}
+    edit(run / "out" / "privacy_report.json", lambda r: r["ledger"].update(end))
+    assert "out: the report names an entry that does not end this run" in found(run)
 
 
 def test_output_without_its_run(run: Path) -> None:
