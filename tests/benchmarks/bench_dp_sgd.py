@@ -34,7 +34,7 @@ TARGETS = """Targets: as many examples a second as Opacus ghost clipping; 0.6 of
 0.8 with LoRA; at most 1.2 times its memory.
 """
 
-GPT2: dict[str, dict[str, int]] = {
+GPT2: dict[str, dict[str, Any]] = {
     "tiny": {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 500},
     "small": {},
     "large": {"n_embd": 1280, "n_layer": 36, "n_head": 20},
@@ -52,7 +52,7 @@ def _llama(vocabulary: int, width: int, inner: int, layers: int, heads: int, key
     }
 
 
-LLAMA: dict[str, dict[str, int]] = {
+LLAMA: dict[str, dict[str, Any]] = {
     "tiny": _llama(500, 64, 176, 2, 2, 2),
     "small": _llama(32_000, 640, 1760, 12, 20, 20),
     "large": _llama(128_256, 2048, 8192, 16, 32, 8),
@@ -71,7 +71,7 @@ def make_model(kind: str, tuning: str, size: str) -> Any:
 
     torch.manual_seed(0)
     if kind == "gpt2":
-        none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        none: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         config = GPT2Config(tie_word_embeddings=False, **none, **GPT2[size])
         model: Any = GPT2LMHeadModel(config)
     else:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def constraints(text: str) -> dict[str, str]:
     """Return the version of each package in a constraints file."""
-    found = {}
+    found: dict[str, str] = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):
             wanted = Requirement(line)
@@ -30,7 +30,7 @@ def constraints(text: str) -> dict[str, str]:
 
 
 def installed() -> dict[str, str]:
-    return {canonicalize_name(each.name): each.version for each in metadata.distributions()}
+    return {str(canonicalize_name(each.name)): each.version for each in metadata.distributions()}
 
 
 def failures(junit: str) -> list[tuple[str, str]]:
