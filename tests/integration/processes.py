@@ -75,9 +75,13 @@ def workers_of(node: subprocess.Popen[bytes] | psutil.Process, name: str) -> lis
     return found
 
 
+GIVEN: set[int] = set()
+"""The ports that `free_ports` has returned to this process."""
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at, on any address, and that no connection is given by chance: Ray
-    takes some of them many seconds later, and a head whose port is gone by then ends."""
+    """Return ports that nobody listens at, on any address, and that no connection and no other call
+    gets: Ray takes some of them many seconds later, and a head whose port is gone by then ends."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     first = 20_000 + worker % 3 * 4_000  # up to 31,999: Linux gives connections the ports beyond
     ports: list[int] = []
@@ -87,8 +91,10 @@ def free_ports(count: int) -> list[int]:
                 break
             listener = held.enter_context(socket.socket())
             with suppress(OSError):
-                listener.bind(("", port))
-                ports.append(port)
+                if port not in GIVEN:
+                    listener.bind(("", port))
+                    ports.append(port)
+    GIVEN.update(ports)
     return ports
 
 
