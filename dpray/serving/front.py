@@ -1,8 +1,8 @@
-"""Ray Serve's own HTTP proxy, and how dpray has it answer.
+"""`FrontAnswers` replaces the failures that Ray Serve's own HTTP proxy answers.
 
-Every request reaches a gateway through this proxy. If the gateway dies, or none has room, the
-proxy answers for itself: with a plain 500, or with a 503 that tells no time to wait. `FrontAnswers`
-turns these answers into what the guard says of a lost replica, so that clients try again.
+Every request reaches a gateway through this proxy. If the gateway dies, or if none has room, the
+proxy itself answers with a plain 500, or with a 503 without `Retry-After`. `FrontAnswers` makes an
+error in OpenAI's format of both, so that clients try again.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dpray.serving.errors import ApiError
 
 FRONT_ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "dpray.serving.front:front_middlewares",
-    # Serve looks every second whether its proxy lives, without which nobody is served; otherwise
-    # every ten. It ends one that does not answer three times in a row: a flood may take so long.
+    # Nobody is served without a proxy: Serve checks every second whether it lives, not every ten.
+    # It ends a proxy that misses three checks in a row, so a check has time for a flood to pass.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
 }
-"""Serve's controller and proxy read it when they start. It comes from the job that starts Serve, or
-from the machine."""
+"""Serve's controller and proxy read these variables when they start. The job that starts Serve sets
+them, or the machine does."""
 _PREFIX = "/v1/"
 
 

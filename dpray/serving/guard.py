@@ -44,7 +44,7 @@ from dpray.serving.settings import ServeConfig
 _ANYBODY = "anybody"
 """Every caller has this name if no key is needed."""
 RETRY_SECONDS = 1.0
-"""A client with too many requests has to wait so long before the next one."""
+"""Seconds that a client with too many requests has to wait before the next one."""
 
 
 class Share:
@@ -97,8 +97,8 @@ class Caller:
             self._in_flight -= 1
 
     async def wait_for_refusal(self) -> None:
-        """Hold back the answer to a request too many: a client that does not wait before the next
-        one waits here. No more of them are held than may be in flight."""
+        """Delay a refusal, so that a client that retries at once is slowed down. Refusals beyond
+        the number of requests that may be in flight are not delayed."""
         if self._waiting >= self._most:
             return
         self._waiting += 1

@@ -209,8 +209,8 @@ Call = ChatCall | CompletionCall | EmbeddingCall
 
 
 async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
-    """Read a body of JSON. Raises ApiError 413 as soon as too many bytes have come, and 408 for a
-    body that is not whole after so many seconds."""
+    """Read a body of JSON. Raises ApiError 413 as soon as more than `max_bytes` have arrived, and
+    408 for a body that is not complete after `seconds`."""
     # A browser asks for permission before a page sends this type to another site, and nothing here
     # grants it.
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
@@ -224,7 +224,7 @@ async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
                     message = f"the body is longer than {max_bytes} bytes"
                     raise ApiError(413, message, "request_too_large")
     except TimeoutError:
-        message = f"the body has not come within {seconds:g} seconds"
+        message = f"the body did not arrive within {seconds:g} seconds"
         raise ApiError(408, message, "request_too_slow") from None
     return bytes(body)
 

@@ -72,7 +72,7 @@ class LimitsConfig(Section):
         4096, description="entries in all lists and objects of a body; with more it gets a 413"
     )
     body_timeout_seconds: Positive = Field(
-        30.0, description="a body that takes longer to come gets a 408"
+        30.0, description="a body that takes longer to arrive gets a 408"
     )
     max_in_flight_per_key: Count = Field(
         128, description="requests in flight of one key, in all gateways; any more get a 429"

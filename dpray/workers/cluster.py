@@ -34,9 +34,9 @@ COUNTED_BY = (
 
 def start_ray(address: str | None, environment: Mapping[str, str] | None = None) -> None:
     """Connect to the cluster at `address` or at RAY_ADDRESS, or start Ray on this machine; do
-    nothing if this process is connected already. What this process starts there has `environment`
-    too. Raises InputError if no cluster answers, and Resumable if Ray does not start: this machine
-    may be too busy."""
+    nothing if this process is connected already. All processes that this one starts there get the
+    variables of `environment`. Raises InputError if no cluster answers, and Resumable if Ray does
+    not start: this machine may be too busy."""
     if not ray.is_initialized():
         _connect(address, environment or {})
     # Imported late: actors, which connect to nothing, need no Ray Data, and it takes a second.

@@ -56,7 +56,7 @@ def cases(clients: int) -> dict[str, Case]:
         f"{clients} clients that wait when told to": Case(loads.polite_clients, clients),
         f"{clients} clients that do not": Case(loads.rude_clients, clients),
         "1,100 slow senders": Case(loads.slow_senders, 1100),
-        "1,100 slow senders without a key": Case(loads.slow_strangers, 1100),
+        "1,100 slow senders with a wrong key": Case(loads.slow_strangers, 1100),
         "10,000 half-open connections": Case(loads.half_open, 10_000),
         "40 clients with bodies at and above the limit": Case(loads.large_bodies, 40),
         "80 clients, 125 texts a request": Case(loads.embedding_clients, 80),
@@ -73,7 +73,7 @@ def cases(clients: int) -> dict[str, Case]:
 
 @contextmanager
 def served(cluster: Cluster, folder: Path) -> Iterator[int]:
-    """The port of `dpray serve`."""
+    """Run `dpray serve`; yield its port."""
     model = Path(copytree(resolve_model("dpray/demo/model"), folder / NAME))
     (model / "chat_template.jinja").write_text(TEMPLATE)
     port = free_ports(1)[0]
@@ -93,7 +93,7 @@ def served(cluster: Cluster, folder: Path) -> Iterator[int]:
 
 
 def serving(cluster: Cluster) -> dict[int, str]:
-    """The titles of Serve's and vLLM's processes."""
+    """Return the titles of Serve's and vLLM's processes."""
     found = {}
     for process in family(cluster.head):
         with suppress(psutil.Error):
@@ -104,7 +104,8 @@ def serving(cluster: Cluster) -> dict[int, str]:
 
 
 def state(cluster: Cluster) -> dict[str, Any]:
-    """The resident and own MB of each process and of all, the open files, the MB of the logs."""
+    """Return the resident and own MB of each process and of all, the open files, and the
+    MB of the logs."""
     memory: dict[str, tuple[float, float]] = {}
     files = 0
     for pid, title in serving(cluster).items():

@@ -55,7 +55,7 @@ def good_client(url: str, key: str, tls: ssl.SSLContext | None) -> openai.OpenAI
 
 
 def asks(client: openai.OpenAI, llm: str, embedder: str) -> dict[str, Callable[[], object]]:
-    """A chat of 12 tokens and an embedding of one text."""
+    """Return two requests by name: a chat of 12 tokens and an embedding of one text."""
 
     def chat() -> object:
         return client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""What became of each round of `make chaos` is kept: a line of JSON in out/chaos.jsonl."""
+"""Each round of `make chaos` leaves a line of JSON in out/chaos.jsonl."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from tests.databases import new_schema
 
 MARKER = b"Marlowe"
 SECONDS = 300
-"""A run that has not ended after so long never will."""
+"""A run that takes longer is taken to hang."""
 MOST_KILLS = 5
 RECOUNT = Path(__file__).with_name("recount.py")
 

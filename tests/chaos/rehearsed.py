@@ -66,7 +66,7 @@ class Rehearsed:
     """One method's runs; the files that all of them read lie in `folder`."""
 
     def __init__(self, method: str, folder: Path) -> None:
-        self.method, self.folder = method, folder
+        self.method = method
         self.data = folder / "records.jsonl"
         rng = random.Random(1)
         rows = (
@@ -74,7 +74,7 @@ class Rehearsed:
             for n in range(RECORDS)
         )
         self.data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / "words.txt").write_text("".join(f"word{n}\n" for n in range(20)))
+        self.words = write_words(folder)
         self.model = "tests/words"
         if method == "dp_sgd":
             self.model = str(make_model(folder / "tiny"))
@@ -83,7 +83,7 @@ class Rehearsed:
     def tree(self, output: Path, ledger: str, **changes: Any) -> dict[str, Any]:
         method = dict(METHODS[self.method])
         if self.method == "dp_kps":
-            method["vocabulary"] = str(self.folder / "words.txt")
+            method["vocabulary"] = self.words
         labels = {"label": "label", "labels": ["a", "b"], "public_size": RECORDS}
         return {
             "data": {"path": str(self.data)} | labels,
@@ -99,6 +99,13 @@ class Rehearsed:
         if self.method == "dp_sgd":
             engine = build_engine
         return registry.run(parse_config(tree), build=engine)
+
+
+def write_words(folder: Path) -> str:
+    """Write the vocabulary of DP-KPS to a folder; return the file."""
+    file = folder / "words.txt"
+    file.write_text("".join(f"word{n}\n" for n in range(20)))
+    return str(file)
 
 
 def make_budget(ledger: str) -> None:

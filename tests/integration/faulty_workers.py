@@ -73,7 +73,7 @@ def failing(
     function: Callable[..., Any], fault: str, library: str, marker: Path
 ) -> Callable[..., Any]:
     def fails(*arguments: Any, **options: Any) -> Any:
-        # What is read is what it yields, not what it gets.
+        # `record_rows` yields private texts; its arguments hold none.
         found = function(*arguments, **options) if function.__name__ == "record_rows" else None
         text = next(filter(None, map(private_text, [*arguments, *options.values(), found])), None)
         if text is not None:
@@ -90,7 +90,7 @@ def failing(
 
 
 def private_text(value: Any) -> str | None:
-    """Return what of an argument holds the word of all private records, as text."""
+    """Return an argument as text if it holds the word of all private records."""
     if isinstance(value, bool | int | float | Path) or value is None:
         return None
     if hasattr(value, "__next__"):

@@ -52,7 +52,7 @@ class Target:
 Note = Callable[[str], None]
 """It takes what became of a request or a connection."""
 Load = Callable[[Target, Note, int], Awaitable[None]]
-"""It runs until it is cancelled, with so many clients or connections."""
+"""It runs until it is cancelled. Its last argument is the number of clients or connections."""
 
 
 def chat_body(target: Target, tokens: int, text: str = "The old bridge") -> bytes:

@@ -1,4 +1,5 @@
-"""Every place where a process of a run may leave a file is searched for the private word."""
+"""Runs whose workers fail at a private text, and a search of every place where a process of a run
+may leave a file."""
 
 from __future__ import annotations
 
@@ -9,9 +10,23 @@ from pathlib import Path
 
 import httpx
 
+from tests.chaos.rehearsed import METHODS, write_words
 from tests.clusters import TOKEN
 from tests.integration.metrics_pages import Pages
-from tests.integration.processes import MARKER, TIMEOUT, Cluster
+from tests.integration.processes import MARKER, TIMEOUT, Cluster, Runs
+
+FAULTY_WORKERS = str(Path(__file__).with_name("faulty_workers.py"))
+
+
+def with_faulty_workers(run: Runs, method: str, place: str, fault: str) -> Runs:
+    """Give a run the settings of a method of `rehearsed`, and workers that fail."""
+    run.tree["method"] = dict(METHODS[method])
+    if method == "dp_kps":
+        run.tree["method"]["vocabulary"] = write_words(run.folder)
+    if method != "dp_sgd":
+        run.with_fault("none")
+    run.program = [FAULTY_WORKERS, place, fault, str(run.marker)]
+    return run
 
 
 def files(*folders: Path) -> Iterator[Path]:

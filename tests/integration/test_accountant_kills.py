@@ -11,10 +11,10 @@ import pytest
 
 from tests.chaos.kept import keep
 from tests.chaos.recount import recount
-from tests.chaos.rehearsed import make_budget
+from tests.chaos.rehearsed import METHODS, RECORDS, make_budget
 from tests.databases import new_schema
 from tests.integration.processes import Runs
-from tests.integration.test_side_doors import FAULTY_WORKERS, METHODS
+from tests.integration.side_doors import with_faulty_workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(1800)]
 
@@ -36,13 +36,8 @@ def test_the_accountant_killed_at_each_operation(
     if database == "postgresql":
         url = new_schema(request.getfixturevalue("postgresql_socket"))
     make_budget(url)
-    run = runs(method=METHODS[method], data__public_size=60, privacy__ledger=url)
-    if method == "dp_kps":
-        (tmp_path / "words.txt").write_text("".join(f"word{n}\n" for n in range(20)))
-        run.tree["method"]["vocabulary"] = str(tmp_path / "words.txt")
-    if method != "dp_sgd":
-        run.with_fault("none")
-    run.program = [FAULTY_WORKERS, "accountant", state, str(run.marker)]
+    run = runs(data__public_size=RECORDS, privacy__ledger=url)
+    with_faulty_workers(run, method, "accountant", state)
     deaths: Counter[str] = Counter()
     result = "held"
     try:

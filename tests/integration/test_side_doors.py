@@ -12,31 +12,11 @@ import pytest
 
 from tests.chaos.kept import keep
 from tests.chaos.recount import recount
+from tests.chaos.rehearsed import RECORDS
 from tests.integration.processes import MARKER, Cluster, Runs, ray_cluster, short
-from tests.integration.side_doors import assert_closed, shown_on_dashboard
+from tests.integration.side_doors import assert_closed, shown_on_dashboard, with_faulty_workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(1800)]
-
-FAULTY_WORKERS = str(Path(__file__).with_name("faulty_workers.py"))
-
-METHODS: dict[str, dict[str, Any]] = {
-    "private_prediction": {
-        "name": "private_prediction", "batch_size": 5, "max_tokens": 4, "max_records": 8,
-        "clip_bound": 1.0,
-    },
-    "aug_pe": {
-        "name": "aug_pe", "records": 4, "iterations": 1, "variations": 2, "max_tokens": 8,
-        "word_var": None,
-    },
-    "dp_kps": {
-        "name": "dp_kps", "vocabulary_size": 7, "phrases_per_record": 4, "sequence_length": 3,
-        "records": 4, "max_tokens": 8,
-    },
-    "dp_sgd": {
-        "name": "dp_sgd", "epochs": 1, "batch_size": 15, "micro_batch_size": 8, "max_length": 16,
-        "lora_rank": 2, "records": 4, "noise_multiplier": 1.5, "checkpoint_steps": 2,
-    },
-}  # fmt: skip
 
 CASES = [
     ("private_prediction", "rows"),
@@ -85,19 +65,12 @@ def test_a_worker_that_ends_at_a_private_text(
     runs: Callable[..., Runs],
     cluster: Cluster,
     homes: Path,
-    tmp_path: Path,
     method: str,
     place: str,
     fault: str,
 ) -> None:
     began = time.time()
-    run = runs(method=METHODS[method], data__public_size=60)
-    if method == "dp_kps":
-        (tmp_path / "words.txt").write_text("".join(f"word{n}\n" for n in range(20)))
-        run.tree["method"]["vocabulary"] = str(tmp_path / "words.txt")
-    if method != "dp_sgd":
-        run.with_fault("none")
-    run.program = [FAULTY_WORKERS, place, fault, str(run.marker)]
+    run = with_faulty_workers(runs(data__public_size=RECORDS), method, place, fault)
     result = "held"
     try:
         ended = run.run(**variables(homes))
