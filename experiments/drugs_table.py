@@ -281,9 +281,9 @@ COLUMNS = {
 
 READING = """\
 - What words carry can end in sentences. DP-KPS finds the value of each fact, and SmolLM2 writes a
-  sentence with it: 99 % of the facts at epsilon 4 and 97 % at epsilon 1, if its prompts show
-  public sentences and `least_terms: 1` leaves out texts without the value. 3 % of its statements
-  are false, and 9 to 10 % without `least_terms`.
+  sentence with it: 99 and 96 % of the facts in two runs at epsilon 4 and 97 % at epsilon 1, if its
+  prompts show public sentences and `least_terms: 1` leaves out texts without the value. 2 to 3 %
+  of its statements are false, and 9 to 10 % without `least_terms`.
 - Without public sentences the model writes others of its own: they state 76 % of the facts, 27 % in
   sentences that are as likely as the clinic's, and none false.
 - Where the forms of sentences are public, they can be terms themselves: 86 to 87 % of the facts,
@@ -292,7 +292,8 @@ READING = """\
 - All of these ways rest on public lists of what could be true, and on facts that hundreds of
   records share. The 4 % that ContinuousBench (arXiv 2606.01849) reports as its best at epsilon
   100, of made-up facts, is without such lists and by another measure: do not compare.
-- One run a row. Not run yet: private prediction and DP-SGD by fact, fewer and more records.
+- Two runs of the third row, one of the others. Not run: private prediction and DP-SGD by fact,
+  fewer and more records.
 """
 
 

@@ -73,7 +73,7 @@ def panel(axes: Axes, measure: str, epsilon: float) -> None:
 READING = """\
 - The private clinic's idea of what is urgent is not that of the clinics that the model knows:
   without private notes, texts of private prediction teach 0.18 and 0.34, where a guess has 0.5.
-- Aug-PE and private prediction learn it from 4,000 notes on: 0.90 to 0.96 in all runs at epsilon
+- Aug-PE and private prediction learn it from 4,000 notes on: 0.89 to 0.96 in all runs at epsilon
   1, where Aug-PE's floor has 0.43 and 0.41. More notes add nothing: private prediction has means
   of 0.92, 0.90 and 0.92 at epsilon 1.
 - DP-SGD learns nothing of it from 4,000 notes (0.24) or 20,000 (0.31 and 0.20; the model before
