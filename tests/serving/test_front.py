@@ -34,7 +34,9 @@ def answered(response: Response | None, path: str = CHAT) -> httpx.Response:
 
 
 @pytest.mark.parametrize(
-    "failure", [None, PlainTextResponse(WORD, 500), PlainTextResponse(WORD, 503)], ids=repr
+    "failure",
+    [None, PlainTextResponse(WORD, 500), PlainTextResponse(WORD, 503)],
+    ids=["nothing", "500", "503"],
 )
 def test_what_no_gateway_has_answered_may_be_sent_again(failure: Response | None) -> None:
     answer = answered(failure)
