@@ -29,6 +29,7 @@ import four_methods_picture
 import four_methods_table
 import gpu_table
 import kps_table
+import many_texts
 import peers_table
 import peers_texts
 import planner_table
@@ -202,6 +203,7 @@ RESULTS: Sections = {
     "Labels that only private records explain": four_methods_picture.coded_section,
     "New facts, in sentences": drugs_table.section,
     "More records": sizes_picture.section,
+    "More texts": many_texts.section,
     "With public texts of the kind": four_methods_picture.section,
 }
 

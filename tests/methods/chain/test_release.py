@@ -118,12 +118,15 @@ def test_topics_that_were_cut_off_in_the_count_are_counted_once_more_at_no_charg
         patch.setattr(Vote, "__call__", cut_off)
         with pytest.raises(Resumable):
             watched.run(run)
-    # Other public texts do not change what is published.
     watched.stop_at = "2-aug_pe: private emb"
     with pytest.raises(Resumable):
         watched.run(run)
     other = dict.fromkeys("abc", "now, other words")
     write_public(Path(run.output.path).parent / "public.jsonl", other)
+    with pytest.raises(InputError, match=r"other files of methods\.0\.public"):
+        watched.run(run)
+    # Where their digest is not known, other public texts do not change what is published.
+    monkeypatch.setattr("dpray.runs.runner.changed_files", lambda before, now: [])
     watched.said.clear()
     report = watched.run(run)
     assert not any(progress.activity.startswith("1-topics") for progress in watched.said)
