@@ -172,7 +172,7 @@ def lines(data: str) -> Iterator[str]:
 
 
 def shown(runs: Sequence[Figures]) -> str:
-    """Return the score of each run, or a dash if there is none."""
+    """Return the scores of the runs; a dash stands for none."""
     return ", ".join(f"{figures['by_label']:.2f}" for figures in runs) or "-"
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from dpray import registry
 from dpray.ledger.ledger import Ledger
@@ -22,6 +20,7 @@ from dpray.methods.config import parse_config
 from dpray.types import Budget
 from dpray.workers import shards
 from dpray.workers.engine import build_engine
+from tests.engines.bag_of_words import BagOfWords
 from tests.engines.tiny_model import make_model, sentence
 from tests.integration.fault_driver import build
 
@@ -46,20 +45,6 @@ METHODS: dict[str, dict[str, Any]] = {
         "checkpoint_steps": 2,
     },
 }  # fmt: skip
-
-
-class BagOfWords:
-    """An embedder without a model: each word has one of 64 places."""
-
-    def __init__(self, model: str) -> None:
-        assert model
-
-    def embed(self, texts: Sequence[str], batch_size: int = 32) -> np.ndarray:
-        found = np.full((len(texts), 64), 1e-3, dtype=np.float32)
-        for row, text in zip(found, texts, strict=True):
-            for word in text.split():
-                row[sum(map(ord, word)) % 64] += 1
-        return found / np.linalg.norm(found, axis=1, keepdims=True)
 
 
 class Rehearsed:

@@ -76,9 +76,14 @@ def flooding(url: str, key: str, body: bytes, at_once: int) -> Iterator[Callable
     finally:
         process.terminate()
         process.join()
-        with suppress(Empty):
-            while True:
-                statuses[answers.get(timeout=0.2)] += 1
+        statuses.update(rest_of(answers))
+
+
+def rest_of(notes: Any) -> Iterator[Any]:
+    """Take what is still in the queue of a process that has ended."""
+    with suppress(Empty):
+        while True:
+            yield notes.get(timeout=0.2)
 
 
 def seconds_of_answers(ask: Callable[[], object], seconds: float, fewest: int = 1) -> list[float]:

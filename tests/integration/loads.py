@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from queue import Empty
 from typing import Any
 
 import aiohttp
+
+from tests.integration.floods import rest_of
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 PATIENCE = 600
@@ -220,6 +221,5 @@ def loading(load: Load, target: Target, count: int) -> Iterator[Counter[str]]:
     finally:
         process.terminate()
         process.join()
-        with suppress(Empty):
-            while True:
-                counted.update(notes.get(timeout=0.2))
+        for note in rest_of(notes):
+            counted.update(note)

@@ -1,4 +1,4 @@
-"""What a worker raises shows no private word: Ray keeps it, and shows it on its dashboard."""
+"""A worker's error shows no private word: Ray keeps it, and shows it on its dashboard."""
 
 from __future__ import annotations
 

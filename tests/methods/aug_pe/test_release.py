@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dpray import registry as methods
@@ -19,22 +17,9 @@ from dpray.methods.config import parse_config
 from dpray.types import InputError, Resumable
 from dpray.workers import shards
 from dpray.workers.shards import Vote
+from tests.engines.bag_of_words import BagOfWords
 from tests.engines.kept import Kept
 from tests.workers.outcomes import lines
-
-
-class BagOfWords:
-    """An embedder without a model: words hashed to 64 places."""
-
-    def __init__(self, model: str) -> None:
-        assert model
-
-    def embed(self, texts: Sequence[str], batch_size: int = 32) -> np.ndarray:
-        found = np.full((len(texts), 64), 1e-3, dtype=np.float32)
-        for row, text in zip(found, texts, strict=True):
-            for word in text.split():
-                row[hashlib.sha256(word.encode()).digest()[0] % 64] += 1
-        return found / np.linalg.norm(found, axis=1, keepdims=True)
 
 
 class Asked(Kept):
