@@ -26,7 +26,17 @@ import psutil
 import yaml
 from figures import Figures, Yardstick, rounded
 from runs import HERE, RUNS, finished, largest_clip, make, released, rows
-from sets import SETS, VARIANTS, is_short, labels, part, short_public_texts, size
+from sets import (
+    SETS,
+    VARIANTS,
+    is_short,
+    label_shares,
+    labels,
+    part,
+    public_of_others,
+    short_public_texts,
+    size,
+)
 
 METHODS = {
     "private_prediction": "private prediction, secret batches",
@@ -37,6 +47,7 @@ METHODS = {
     "dp_sgd": "DP-SGD, LoRA",
     "dp_sgd_longer": "DP-SGD, LoRA, four epochs",
     "dp_sgd_public": "DP-SGD, LoRA, tuned on public records first",
+    "dp_sgd_other": "DP-SGD, LoRA, tuned on other sets' public records first",
     "chain_kps_aug_pe": "DP-KPS, then Aug-PE",
     "chain_kps_private_prediction": "DP-KPS, then private prediction",
     "chain_kps_dp_sgd": "DP-KPS, then DP-SGD",
@@ -44,8 +55,10 @@ METHODS = {
 }
 FLOOR = 0.001
 """At this epsilon next to nothing of the private texts comes through: such a run shows what the
-model and the public texts in its prompts make by themselves. With `dp_sgd_public` it is the run
+model and the public texts in its prompts make by themselves. With `TUNED_BEFORE` it is the run
 that tunes on public records alone."""
+
+TUNED_BEFORE = ("dp_sgd_public", "dp_sgd_other")
 
 NO_FLOOR = ("dp_sgd",)
 """The methods whose plans cannot be made there. For a coded set the floor of DP-SGD is the model
@@ -80,7 +93,7 @@ class Cell(NamedTuple):
     def file(self) -> str:
         """The name of its configuration in experiments/smollm2, and of its prompts."""
         name = self.method
-        for variant in ("_bare", "_schema", "_longer", "_public"):
+        for variant in ("_bare", "_schema", "_longer", "_public", "_other"):
             name = name.removesuffix(variant)
         return name
 
@@ -105,7 +118,7 @@ class Cell(NamedTuple):
 
 def cells(data: str, method: str) -> list[Cell]:
     about = SETS[data]
-    if method in about.left_out:
+    if method in about.left_out or (method == "dp_sgd_other" and not about.coded):
         return []
     if method in VARIANTS:
         public_alone = [Cell(data, method, FLOOR, 0)] if method == "dp_sgd_public" else []
@@ -139,17 +152,8 @@ def changes(cell: Cell) -> list[str]:
         found.append(f"methods.0.public={part(cell.data, 'public')}")
     if cell.method == "dp_sgd_longer":
         found.append("method.epochs=4")
-    if cell.method == "dp_sgd_public" and cell.epsilon == FLOOR:
-        number = len(rows(part(cell.data, "public")))
-        found += [
-            f"data.path={part(cell.data, 'public')}",
-            f"data.public_size={number}",
-            "privacy.epsilon=.inf",
-            "method.batch_size=64",
-        ]
-    elif cell.method == "dp_sgd_public":
-        tuned_before = cell._replace(epsilon=FLOOR).folder / "model"
-        found.append(f"engine.model={tuned_before}")
+    if cell.method in TUNED_BEFORE:
+        found += on_public_first(cell)
     if about.coded and cell.method == "dp_sgd" and cell.epsilon == FLOOR:
         found += UNTUNED
     if cell.file.endswith("dp_sgd") and shares:
@@ -159,6 +163,23 @@ def changes(cell: Cell) -> list[str]:
     if cell.file.endswith("private_prediction"):
         found.append(f"{cell.section}.clip_bound={clip_of(cell, found)}")
     return found
+
+
+def on_public_first(cell: Cell) -> list[str]:
+    """Return the settings of the run that tunes on public records, or of the one after it."""
+    if cell.epsilon != FLOOR:
+        return [f"engine.model={cell._replace(epsilon=FLOOR).folder / 'model'}"]
+    own = cell.method == "dp_sgd_public"
+    public = part(cell.data, "public") if own else public_of_others(cell.data)
+    shares = label_shares(public)
+    return [
+        f"data.path={public}",
+        f"data.public_size={len(rows(public))}",
+        f"data.labels={json.dumps(list(shares))}",
+        f"data.label_proportions={json.dumps(shares)}",
+        "privacy.epsilon=.inf",
+        "method.batch_size=64",
+    ]
 
 
 def clip_of(cell: Cell, settings: Sequence[str]) -> float:

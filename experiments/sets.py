@@ -21,6 +21,9 @@ EPSILONS = (1.0, 4.0, 8.0, inf)
 LONGEST_EXAMPLE = 500
 """Characters of a public text that a prompt shows."""
 
+OF_ANOTHER = 2_000
+"""Public records of each other set that a model is tuned on."""
+
 MOST_NAMES = 3
 """Names in the cast of a film's record: SmolLM2 writes no end of them."""
 
@@ -214,7 +217,11 @@ def film_record(film: dict[str, Any]) -> str:
 @cache
 def labels(data: str) -> dict[str, float]:
     """Return the share of each label among the public records; none where there are no labels."""
-    counts = Counter(row["label"] for row in rows(part(data, "public")))
+    return label_shares(part(data, "public"))
+
+
+def label_shares(path: Path) -> dict[str, float]:
+    counts = Counter(row["label"] for row in rows(path))
     counts.pop(None, None)
     return {label: count / counts.total() for label, count in sorted(counts.items())}
 
@@ -232,6 +239,17 @@ def short_public_texts(data: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     short = (row for row in rows(part(data, "public")) if is_short(row["text"]))
     path.write_text("".join(json.dumps(row) + "\n" for row in short))
+    return path
+
+
+@cache
+def public_of_others(data: str) -> Path:
+    """Write the public records of the other coded sets, so many of each, with their own codes;
+    return the file."""
+    path = RUNS / "smollm2" / "coded" / f"others_of_{data}.jsonl"
+    others = [name for name in SETS if SETS[name].coded and name != data]
+    found = (row for name in others for row in rows(part(name, "public"))[:OF_ANOTHER])
+    write_durably(path, "".join(json.dumps(row) + "\n" for row in found))
     return path
 
 

@@ -1,8 +1,7 @@
-"""DP-SGD on a GPU makes the host's steps, and how fast; needs torch and no vLLM."""
+"""DP-SGD on a GPU makes the host's steps; needs torch and no vLLM."""
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep
 from dpray.training.training import GradientNoise, ReferenceTrainer
-from tests.benchmarks.bench_dp_sgd import measure
 from tests.training.tiny_gradients import flat, gpt2, llama, lora, texts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,7 +21,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 STEP = DpSgdStep(
     sampling_probability=0.3, noise_multiplier=1.0, clip_norm=0.7, expected_batch_size=6.0
 )
-WAYS = ("plain training", "dpray", "Opacus ghost clipping")
 
 
 @pytest.mark.parametrize("make", [gpt2, lambda: lora(llama())], ids=["gpt2", "llama_lora"])
@@ -51,28 +48,3 @@ def test_noise_is_that_of_its_key_on_every_device(device: str) -> None:
     GradientNoise(STEP, key).add_(there)
     GradientNoise(STEP, key).add_(zeros)
     assert (there.cpu() == zeros).all() and zeros.std() > 0.9 * STEP.noise_std
-
-
-def speed_and_memory(
-    kind: str, tuning: str, examples: int, length: int, size: str, show: Callable[[str], None]
-) -> dict[str, tuple[float, float]]:
-    """Measure examples a second and GiB, each way in a process of its own."""
-    found = {}
-    for way in WAYS:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found[way] = pool.apply(measure, (kind, tuning, way, examples, length, 8, size))
-        speed, memory = found[way]
-        show(f"{kind}, {tuning}, {way}: {speed:.1f} examples a second, {memory:.2f} GiB")
-    return found
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-@pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_speed_and_memory_beside_plain_training_and_opacus(
-    kind: str, tuning: str, gpu: str, show: Callable[[str], None]
-) -> None:
-    found = speed_and_memory(kind, tuning, 256, 128, "small", show)
-    (plain, plain_gib), (ours, ours_gib), (opacus, _) = (found[way] for way in WAYS)
-    assert ours >= 0.6 * plain and ours >= opacus and ours_gib <= 1.5 * plain_gib

@@ -54,7 +54,7 @@ def steps(small: bool) -> Iterator[Row]:
 def speed(small: bool) -> Iterator[Row]:
     """Measure micro-batches of 8 texts of 128 tokens. A way that fails, for want of memory perhaps,
     leaves the others'."""
-    size, examples, length = ("tiny", 16, 16) if small else ("large", 128, 128)
+    size, examples, length = ("tiny", 16, 16) if small else ("large", 64, 128)
     # On a host a process's peak of memory is that of all that it ever did.
     tasks = None if small or torch.cuda.is_available() else 1
     for kind in ("llama",) if small else MODELS:
