@@ -9,8 +9,18 @@ import pytest
 
 from dpray import registry as methods
 from dpray.config.config import Config
+from dpray.methods.config import parse_config
 from dpray.methods.dp_kps import release as dp_kps_run
 from dpray.types import Resumable
+
+
+@pytest.fixture
+def config(
+    settings: Callable[..., dict[str, Any]], sequences: dict[str, Any], url: str
+) -> Callable[..., Config]:
+    """Make the configuration of a run with changes, on each of the databases."""
+    fixed = sequences | {"privacy__ledger": url}
+    return lambda **changes: parse_config(settings(**fixed | changes))
 
 
 @pytest.fixture

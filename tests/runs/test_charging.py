@@ -14,18 +14,9 @@ from dpray import registry as methods
 from dpray.cli import run_command
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
-from dpray.methods.config import parse_config
 from dpray.runs import runner
 from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable
 from tests.integration.opened import Opened
-
-
-@pytest.fixture
-def config(
-    settings: Callable[..., dict[str, Any]], sequences: dict[str, Any], url: str
-) -> Callable[..., Config]:
-    fixed = sequences | {"privacy__ledger": url}
-    return lambda **changes: parse_config(settings(**fixed | changes))
 
 
 @pytest.fixture

@@ -22,19 +22,10 @@ from dpray.cli import run_command
 from dpray.config.config import Config
 from dpray.ledger import operations
 from dpray.ledger.ledger import Ledger
-from dpray.methods.config import parse_config
 from dpray.types import Budget, DprayError, InputError, RunFailed
 from tests.chaos.recount import recount
 
 SQLITE = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-
-
-@pytest.fixture
-def config(
-    settings: Callable[..., dict[str, Any]], sequences: dict[str, Any], url: str
-) -> Callable[..., Config]:
-    fixed = sequences | {"privacy__ledger": url}
-    return lambda **changes: parse_config(settings(**fixed | changes))
 
 
 @pytest.fixture
