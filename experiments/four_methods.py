@@ -46,6 +46,7 @@ METHODS = {
     "dp_kps": "DP-KPS, with texts",
     "dp_sgd": "DP-SGD, LoRA",
     "dp_sgd_longer": "DP-SGD, LoRA, four epochs",
+    "dp_sgd_larger": "DP-SGD, LoRA, ten epochs in batches of 1,000",
     "dp_sgd_public": "DP-SGD, LoRA, tuned on public records first",
     "dp_sgd_other": "DP-SGD, LoRA, tuned on other sets' public records first",
     "chain_kps_aug_pe": "DP-KPS, then Aug-PE",
@@ -59,6 +60,8 @@ model and the public texts in its prompts make by themselves. With `TUNED_BEFORE
 that tunes on public records alone."""
 
 TUNED_BEFORE = ("dp_sgd_public", "dp_sgd_other")
+OF_CODED = ("dp_sgd_larger", "dp_sgd_other")
+"""What was tried where DP-SGD does not gain."""
 
 NO_FLOOR = ("dp_sgd",)
 """The methods whose plans cannot be made there. For a coded set the floor of DP-SGD is the model
@@ -93,7 +96,7 @@ class Cell(NamedTuple):
     def file(self) -> str:
         """The name of its configuration in experiments/smollm2, and of its prompts."""
         name = self.method
-        for variant in ("_bare", "_schema", "_longer", "_public", "_other"):
+        for variant in ("_bare", "_schema", "_longer", "_larger", "_public", "_other"):
             name = name.removesuffix(variant)
         return name
 
@@ -118,8 +121,10 @@ class Cell(NamedTuple):
 
 def cells(data: str, method: str) -> list[Cell]:
     about = SETS[data]
-    if method in about.left_out or (method == "dp_sgd_other" and not about.coded):
+    if method in about.left_out or (method in OF_CODED and not about.coded):
         return []
+    if method == "dp_sgd_larger":
+        return [Cell(data, method, 1.0, n) for n in range(about.runs_of_each)]
     if method in VARIANTS:
         public_alone = [Cell(data, method, FLOOR, 0)] if method == "dp_sgd_public" else []
         once = (1.0, 4.0) if method.endswith("_schema") else (4.0,)
@@ -152,6 +157,8 @@ def changes(cell: Cell) -> list[str]:
         found.append(f"methods.0.public={part(cell.data, 'public')}")
     if cell.method == "dp_sgd_longer":
         found.append("method.epochs=4")
+    if cell.method == "dp_sgd_larger":
+        found += ["method.epochs=10", "method.batch_size=1000"]
     if cell.method in TUNED_BEFORE:
         found += on_public_first(cell)
     if about.coded and cell.method == "dp_sgd" and cell.epsilon == FLOOR:
@@ -219,7 +226,8 @@ def public_texts(cell: Cell) -> dict[str, list[str]]:
 
 
 def run(cell: Cell, server: psutil.Process | None = None) -> None:
-    """Make the run, and write the CPU time that it and the endpoint took beside it."""
+    """Make the run, and write the CPU time that it and the endpoint took beside it. One that was
+    made on a GPU has no such file."""
     before = cpu_seconds(server)
     make(f"smollm2/{cell.file}", cell.folder, cell.epsilon, changes(cell))
     cost = {"cpu_seconds": cpu_seconds(server) - before}
@@ -264,8 +272,9 @@ def answers() -> bool:
 def measure(cell: Cell) -> None:
     """Write what the run is worth to a file that is kept."""
     records, yardstick = released(cell.folder), Yardstick(cell.data)
-    cost = json.loads((cell.folder / COST).read_text())
-    figures = yardstick.of_release(records) | {"cpu_minutes": cost["cpu_seconds"] / 60}
+    cost = cell.folder / COST
+    minutes = json.loads(cost.read_text())["cpu_seconds"] / 60 if cost.exists() else None
+    figures = yardstick.of_release(records) | {"cpu_minutes": minutes}
     kept = {"figures": rounded(figures), "samples": yardstick.samples(records)}
     cell.kept.parent.mkdir(parents=True, exist_ok=True)
     cell.kept.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")

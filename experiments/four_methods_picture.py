@@ -58,7 +58,7 @@ CODED_READING = """\
 - At epsilon 1 private prediction gains on all three sets: 0.28 to 0.65 on AG News, 0.17 to 0.36
   by label on TREC, 0.16 to 0.36 on the bank's messages (a guess: 0.25, 0.17, 0.14). 80 real
   records teach 0.75, 0.59 and 0.81.
-- Aug-PE, with its list of subjects, gains 0.52 on AG News (0.23 to 0.74), 0.14 on TREC (0.21 to
+- Aug-PE, with its list of subjects, gains 0.46 on AG News (0.28 to 0.74), 0.14 on TREC (0.21 to
   0.34) and 0.15 on the bank's messages (0.13 to 0.28).
 - One epoch of DP-SGD learns the look (MAUVE 0.05 to 0.78 on AG News, 0.06 to 0.78 on TREC, 0.01 to
   0.75 on the bank's messages) before the labels: on TREC 0.24, where its floor has 0.15, which may

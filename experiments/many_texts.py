@@ -1,9 +1,9 @@
-"""As many texts as epsilon pays for: 100, 500 and 2,000 texts of private prediction, Aug-PE and
-DP-KPS at epsilon 1.
+"""As many texts as epsilon pays for: 100, 500 and 2,000 texts of each method at epsilon 1.
 
 `python experiments/many_texts.py DATA/METHOD[@TEXTS[#RUN]]...` makes the runs that are not there
 yet, and keeps their figures in experiments/measured/many_texts. DATA is `clinic`, 20,000 notes of
-sizes.py with the packaged model, or a coded set of four_methods.py with SmolLM2.
+sizes.py with the packaged model, or a coded set of four_methods.py with SmolLM2, whose runs of 100
+texts are those of that script.
 """
 
 from __future__ import annotations
@@ -34,8 +34,14 @@ METHODS = {
     "private_prediction": "private prediction",
     "aug_pe": "Aug-PE",
     "dp_kps": "DP-KPS",
+    "dp_sgd": "DP-SGD",
 }
-TITLES = {CLINIC: "clinic notes", "trec_coded": "TREC", "agnews_coded": "AG News"}
+TITLES = {
+    CLINIC: "clinic notes",
+    "agnews_coded": "AG News",
+    "trec_coded": "TREC",
+    "banking77_coded": "a bank's departments",
+}
 DRAWS = 5
 """Draws of real records, for each number of texts."""
 
@@ -60,7 +66,16 @@ class Cell(NamedTuple):
 
     @property
     def figures(self) -> Figures | None:
+        if self.data in SETS and self.texts == TEXTS[0]:
+            return self.of_set.figures
         return json.loads(self.kept.read_text()) if self.kept.exists() else None
+
+    @property
+    def of_set(self) -> four_methods.Cell:
+        """The cell of four_methods.py that differs in the number of texts alone."""
+        bare = self.method == "private_prediction"
+        method = "private_prediction_bare" if bare else self.method
+        return four_methods.Cell(self.data, method, EPSILON, self.number)
 
     def settings(self) -> tuple[str, list[str]]:
         """Return the file of the run's configuration, and what it changes but for epsilon."""
@@ -68,10 +83,7 @@ class Cell(NamedTuple):
             cell = sizes.Cell(self.method, EPSILON, NOTES, self.number)
             file, found = f"../jobs/{self.method}_cpu", sizes.changes(cell)
         else:
-            bare = self.method == "private_prediction"
-            method = "private_prediction_bare" if bare else self.method
-            of_set = four_methods.Cell(self.data, method, EPSILON, self.number)
-            file, found = f"smollm2/{self.method}", four_methods.changes(of_set)
+            file, found = f"smollm2/{self.method}", four_methods.changes(self.of_set)
         if self.method != "private_prediction":
             return file, [*found, f"method.records={self.texts}"]
         found.append(f"method.texts={self.texts}")
@@ -103,13 +115,14 @@ def scores(made: Embedded, data: str) -> Figures:
 def measure(cell: Cell) -> None:
     """Make the run if it is not there, and keep what its texts teach."""
     out, before = RUNS / "many_texts" / cell.data / cell.name, four_methods.cpu_seconds()
-    if not finished(out):
+    minutes = None
+    if not finished(out):  # else it was made before, perhaps on a GPU
         file, changes = cell.settings()
         make(file, out, EPSILON, changes)
+        minutes = (four_methods.cpu_seconds() - before) / 60
     records = released(out)
-    figures = {"texts": len(records), **scores(as_embedded(records, embed), cell.data)}
-    figures["cpu_minutes"] = (four_methods.cpu_seconds() - before) / 60
-    keep(cell.kept, figures)
+    of_texts = scores(as_embedded(records, embed), cell.data)
+    keep(cell.kept, {"texts": len(records), **of_texts, "cpu_minutes": minutes})
 
 
 def measure_real(data: str) -> None:
@@ -147,11 +160,7 @@ def section() -> list[str]:
         "",
         "| data | method | " + " | ".join(f"{texts:,}" for texts in TEXTS) + " |",
         "|---|---|" + "---:|" * len(TEXTS),
-        *(
-            line
-            for data in sorted(folder.name for folder in KEPT.iterdir())
-            for line in lines(data)
-        ),
+        *(line for data in TITLES if (KEPT / data).exists() for line in lines(data)),
         "",
         *READING.splitlines(),
     ]
@@ -192,5 +201,5 @@ if __name__ == "__main__":
     for each in [cell for name in sys.argv[1:] for cell in named(name)]:
         if not (KEPT / each.data / f"real-{TEXTS[0]}.json").exists():
             measure_real(each.data)
-        if not each.kept.exists():
+        if each.figures is None:
             measure(each)

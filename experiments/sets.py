@@ -150,7 +150,7 @@ SETS = {
     ),
     **{
         f"{name}_coded": DataSet(
-            (1.0,),
+            (1.0, inf),
             2,
             control="Kind",
             left_out=sorted({"private_prediction", *VARIANTS}),

@@ -37,18 +37,25 @@ from runs import (
 
 from dpray.evaluation.fidelity import mauve
 
-SIZES, EPSILONS, RUNS_OF_EACH = (4_000, 20_000, 100_000), (1.0, 4.0), 2
+SIZES, EPSILONS = (4_000, 20_000, 100_000), (1.0, 4.0)
 TESTS, TEXTS, TOKENS = 1_000, 100, 64
 FLOOR = 0.001
 BATCH, STEPS = 500, 40
 """B and T of DP-SGD, the same for every size: an equal amount of work."""
+
+LARGER = 2_000
+"""B of `dp_sgd_larger`, for the largest size alone, where q is small enough for it."""
 
 METHODS = {
     "private_prediction": "private prediction",
     "aug_pe": "Aug-PE",
     "dp_kps": "DP-KPS, sequences",
     "dp_sgd": "DP-SGD",
+    "dp_sgd_larger": "DP-SGD, larger batches",
 }
+RUNS_OF_EACH = dict.fromkeys(METHODS, 2) | {"dp_sgd": 4}
+"""The runs of DP-SGD differ most from each other."""
+
 ENGINE = {
     "kind": "vllm",
     "model": "dpray/demo/model",
@@ -81,7 +88,10 @@ class Cell(NamedTuple):
 def cells(method: str) -> Iterator[Cell]:
     """Yield the cells of a method, the first run of every one before the second of any. DP-SGD has
     its floor, the model before its training, from `dp_sgd@0.001`."""
-    for number in range(RUNS_OF_EACH):
+    for number in range(RUNS_OF_EACH[method]):
+        if method == "dp_sgd_larger":
+            yield Cell(method, EPSILONS[0], SIZES[-1], number)
+            continue
         yield Cell(method, FLOOR, SIZES[0], number)
         for notes, epsilon in product(SIZES, EPSILONS):
             yield Cell(method, epsilon, notes, number)
@@ -113,10 +123,11 @@ def changes(cell: Cell) -> list[str]:
     if cell.method == "dp_kps":
         return [*found, "method.records=100"]
     found.append(f"engine={json.dumps(ENGINE)}")
-    if cell.method == "dp_sgd":
+    if cell.method.startswith("dp_sgd"):
+        batch = LARGER if cell.method == "dp_sgd_larger" else BATCH
         found += [
-            f"method.batch_size={BATCH}",
-            f"method.epochs={STEPS * BATCH / cell.notes}",
+            f"method.batch_size={batch}",
+            f"method.epochs={STEPS * batch / cell.notes}",
             f"method.records={TEXTS}",
             f"method.max_length={TOKENS}",
         ]
@@ -138,9 +149,11 @@ def changes(cell: Cell) -> list[str]:
 
 def measure(cell: Cell) -> None:
     """Make the run if it is not there, and keep what it is worth."""
-    out, before = FOLDER / cell.name, cpu_seconds()
-    if not finished(out):
-        make(f"../jobs/{cell.method}_cpu", out, cell.epsilon, changes(cell))
+    out, before, minutes = FOLDER / cell.name, cpu_seconds(), None
+    if not finished(out):  # else it was made before, perhaps on a GPU
+        file = cell.method.removesuffix("_larger")
+        make(f"../jobs/{file}_cpu", out, cell.epsilon, changes(cell))
+        minutes = (cpu_seconds() - before) / 60
     data(cell.notes)
     test = as_embedded(rows(FOLDER / "data" / "test.jsonl"), embed)
     made = as_embedded(released(out), embed)
@@ -152,7 +165,7 @@ def measure(cell: Cell) -> None:
         "by_label": mean_recall(made, test),
         "distance": distance(made, test, A_SIDE) if enough else None,
         "mauve": mauve(*sides, seed=0) if sides else None,
-        "cpu_minutes": (cpu_seconds() - before) / 60,
+        "cpu_minutes": minutes,
     }
     cell.kept.parent.mkdir(parents=True, exist_ok=True)
     cell.kept.write_text(json.dumps(rounded(figures), indent=1) + "\n")
