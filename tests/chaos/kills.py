@@ -1,12 +1,14 @@
 """Kills a run of a method at each of its points by name, and runs it to its end after that.
 
-    python -m tests.chaos.kills METHOD FOLDER [--postgresql SOCKET] [--only REGEX | --round N ...]
+    python -m tests.chaos.kills METHOD FOLDER [--postgresql SOCKET]
+        [--only REGEX] [--first N] [--round N ...]
 
-A rehearsal writes down the names of all points. Then each of them (or those that REGEX matches) is
-a case of its own: a run is killed there, recounted, run again to its end, and recounted. With
-`--round` a case is a story of several kills at points that its number chooses. Each case is a line
-of JSON on stdout: `result` is "held", or says what did not. A case's processes are forks of this
-one, which has loaded the libraries. With libfaketime, the clock jumps at every point.
+A rehearsal writes down the names of all points. Then each of them (or those that REGEX matches, but
+for the first N points) is a case of its own: a run is killed there, recounted, run again to its
+end, and recounted. With `--round` a case is a story of several kills at points that its number
+chooses. Each case is a line of JSON on stdout: `kills` is how many of them came to pass, and
+`result` is "held", or says what did not. A case's processes are forks of this one, which has loaded
+the libraries. With libfaketime, the clock jumps at every point.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class Case:
 
     def __init__(self, rehearsed: Rehearsed, folder: Path, socket: str | None) -> None:
         self.rehearsed, self.folder = rehearsed, folder
+        self.kills = 0
         folder.mkdir()
         self.output, self.report = folder / "out", folder.with_suffix(".report")
         self.url = new_schema(socket) if socket else f"sqlite:///{folder}/ledger.db"
@@ -118,8 +121,11 @@ class Case:
             if code not in (0, -signal.SIGKILL):
                 return f"exit code {code} before {deadly}: {self.printed.read_text()[-500:]}"
             texts += self.published()
+            if code == 0 and deadly == kills[0]:
+                return f"a whole run never came to {deadly}"
             if code == 0:
                 break  # the rest of the run has no such point
+            self.kills += 1
         if (code := self.run()) != 0:
             return f"exit code {code} in the end: {self.printed.read_text()[-500:]}"
         faults = self.faults() + self.left_behind()
@@ -157,8 +163,9 @@ def rehearse(case: Case) -> tuple[list[str], int]:
 def stories(points: list[str], asked: argparse.Namespace) -> Iterator[tuple[int, list[str]]]:
     """Yield each case's number, and the points at which it is killed one after the other."""
     if not asked.round:
-        found = ((n, [point]) for n, point in enumerate(points) if re.search(asked.only, point))
-        yield from found
+        for number, point in enumerate(points):
+            if number >= asked.first and re.search(asked.only, point):
+                yield number, [point]
     for number in asked.round:
         rng = random.Random(f"{asked.method}, kills, round {number}")
         yield number, rng.choices(points, k=rng.randint(2, MOST_KILLS))
@@ -177,7 +184,7 @@ def tell_all(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for number, kills in stories(points, asked):
         case = Case(rehearsed, asked.folder / f"case-{number}", asked.postgresql)
         result = case.tell(kills, records)
-        yield about | {"round": number, "story": kills, "result": result}
+        yield about | {"round": number, "story": kills, "kills": case.kills, "result": result}
         if result == "held":
             shutil.rmtree(case.folder)
 
@@ -188,6 +195,9 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--postgresql", help="the folder of a server's socket")
     parser.add_argument("--only", default="", help="the names of the points that are tried")
+    parser.add_argument(
+        "--first", type=int, default=0, help="the points before this one are not tried"
+    )
     parser.add_argument("--round", type=int, action="append", default=[])
     held = True
     for line in tell_all(parser.parse_args()):

@@ -29,7 +29,7 @@ from dpray.ledger.store import Store
 Reach = Callable[[str], None]
 """Is called with a point's name when the process is there."""
 
-RANDOM = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}-[0-9a-f-]{27}")
+RANDOM = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """Ids that differ between two runs of the same configuration."""
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT

@@ -38,6 +38,9 @@ NODE = {
     "RAY_enable_worker_prestart": "0",
     "RAY_num_workers_soft_limit": "8",
     "RAY_idle_worker_killing_time_threshold_ms": "60000",
+    # Ray gives a new node ten seconds to appear, and three times so long in all: too little beside
+    # busy neighbours.
+    "RAY_raylet_start_wait_time_s": "120",
 }
 """The environment of our clusters' nodes."""
 MARKER = b"Marlowe"

@@ -26,7 +26,7 @@ import psycopg
 import pytest
 
 from dpray.ledger.ledger import Ledger
-from tests.chaos.kept import ROUNDS, database_of, keep
+from tests.chaos.kept import NUMBERS, database_of, keep
 from tests.chaos.recount import recount
 from tests.chaos.rehearsed import make_budget
 from tests.databases import new_schema
@@ -46,10 +46,6 @@ from tests.integration.test_aug_pe_ray import AUG_PE, assert_once
 from tests.integration.trainings import assert_charged
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(3600)]
-
-FIRST = int(os.environ.get("CHAOS_FIRST", "0"))
-NUMBERS = range(FIRST, max(FIRST, ROUNDS))
-"""The rounds' numbers; those before CHAOS_FIRST were made by an earlier command."""
 
 MOST_FAULTS = 6
 """So many things fail in a round, if it lasts so long."""
