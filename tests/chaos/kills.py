@@ -14,6 +14,7 @@ the libraries. With libfaketime, the clock jumps at every point.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,8 @@ class Case:
             arm(Jumping(passed, Path(jumps)) if jumps else passed, self.folder)
             report = self.rehearsed.run(self.rehearsed.tree(self.output, self.url))
             self.report.write_text(json.dumps(report))
+            if points is not None:
+                points.with_suffix(".modules").write_text("\n".join(sys.modules))
 
         return self.forked(start)
 
@@ -151,12 +155,16 @@ def exit_code(work: Callable[[], None]) -> int:
 
 
 def rehearse(case: Case) -> tuple[list[str], int]:
-    """Return the names of a run's points in their order, and the number of its records."""
+    """Return the names of a run's points in their order, and the number of its records. What the
+    run imported is imported here too: later runs, which are forks, do not load it anew."""
     names = case.folder.with_suffix(".points")
     code = case.run(points=names)
     assert code == 0, case.printed.read_text()
     assert not (faults := case.faults() + case.left_behind()), faults
     records: int = json.loads(case.report.read_text())["records"]
+    for module in names.with_suffix(".modules").read_text().splitlines():
+        with suppress(ImportError):  # some are made by a library, and have no file
+            importlib.import_module(module)
     return names.read_text().splitlines(), records
 
 

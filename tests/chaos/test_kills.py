@@ -85,7 +85,7 @@ def test_killed_several_times(
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("method", ["private_prediction", "dp_kps"])
+@pytest.mark.parametrize("method", METHODS)
 def test_killed_while_the_clock_jumps(method: str, tmp_path: Path) -> None:
     """By 400 days, forward and back, at every point of a run."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
