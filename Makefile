@@ -24,8 +24,8 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 \
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt constraints-cpu.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
-		|| { echo "dpray needs Python 3.11 or 3.12; set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12), (3, 13)))' \
+		|| { echo "dpray needs Python 3.11, 3.12 or 3.13; set PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(QUIETLY) --upgrade pip
 ifeq ($(DPRAY_EXTRAS),cpu)

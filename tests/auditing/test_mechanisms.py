@@ -20,7 +20,7 @@ def is_hardest(name: str) -> bool:
     return half is None or not half.caught or fault not in ("no noise", "a tenth of the noise")
 
 
-@pytest.mark.parametrize("name", filter(is_hardest, CASES))
+@pytest.mark.parametrize("name", list(filter(is_hardest, CASES)))
 def test_claims_hold_and_faults_are_seen(name: str) -> None:
     case = CASES[name]
     found = case.finding()
