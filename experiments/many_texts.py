@@ -142,9 +142,13 @@ def keep(file: Path, figures: Figures) -> None:
 
 READING = """\
 - At the same epsilon 500 texts of private prediction teach what 500 real notes do (0.96 and 0.97,
-  and 0.96), and 100 of its texts not less than 100 real notes (0.95 and 0.96, and 0.92).
-- More sequences of DP-KPS teach no more: all come from the same densities.
-- Not run: Aug-PE with more texts, 2,000 of private prediction, and the coded sets.
+  and 0.96), and 2,000 what 2,000 do (0.98 and 0.98, one run).
+- More texts of Aug-PE teach hardly more (0.92 twice, and 0.93), and more sequences of DP-KPS no
+  more: all come from the same densities.
+- 500 texts of DP-SGD teach what a guess does on all three coded sets. Private prediction and Aug-PE
+  have more from 100.
+- Two runs of private prediction but for 2,000 texts, two of Aug-PE's 100 and one of its 500, one of
+  DP-KPS, and two of DP-SGD (those of 500 texts on an H200). A dash was not run.
 """
 
 
@@ -154,9 +158,10 @@ def section() -> list[str]:
         "## More texts",
         "",
         f"What a classifier learns from so many texts, all at epsilon {EPSILON:g} (`python "
-        f"experiments/many_texts.py DATA/METHOD@TEXTS`), of {NOTES:,} notes of the packaged clinic "
-        f"with the packaged model; a figure for each run. Real: the mean of {DRAWS} draws of so "
-        "many private records.",
+        f"experiments/many_texts.py DATA/METHOD@TEXTS`), by label: of {NOTES:,} notes of the "
+        "packaged clinic with the packaged model, and of the sets with codes for labels with "
+        f"SmolLM2. A figure for each run. Real: the mean of {DRAWS} draws of so many private "
+        "records.",
         "",
         "| data | method | " + " | ".join(f"{texts:,}" for texts in TEXTS) + " |",
         "|---|---|" + "---:|" * len(TEXTS),
