@@ -42,11 +42,12 @@ def draw() -> None:
         handles = [
             Line2D([], [], color=c, marker=m, markersize=5, label=METHODS[name])
             for name, (c, m) in LOOKS.items()
+            if any(cell.figures for cell in cells(name))
         ]
         handles.append(
             Line2D([], [], color=MUTED, marker="o", markerfacecolor=PAPER, label="floor, left")
         )
-        figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
+        figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
         figure.savefig(PICTURE, metadata={"Date": None}, facecolor=PAPER)
 
 
