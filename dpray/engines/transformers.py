@@ -6,7 +6,9 @@ A model computes several rows in a pass, and a public row by itself.
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import inspect
 import math
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -95,6 +97,16 @@ class Rows:
         return all(type(layer) is DynamicLayer for layer in self.cache.layers)
 
 
+@functools.cache
+def cache_argument(model: type) -> str:
+    """Return the name by which a model takes its KV cache.
+
+    transformers 5.24 calls it `cache`, and 5.40 will refuse `past_key_values`, its older name.
+    """
+    parameters = inspect.signature(model.forward).parameters  # type: ignore[attr-defined]
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
 @torch.inference_mode()
 def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device) -> Rows:
     """Compute the prompts' rows in one forward pass."""
@@ -104,8 +116,8 @@ def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device
         input_ids=ids,
         attention_mask=mask,
         position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        past_key_values=cache,
         logits_to_keep=1,
+        **{cache_argument(model.__class__): cache},
     )
     return Rows(cache, mask, output.logits[:, -1].float())
 
@@ -119,7 +131,7 @@ def advance(model: Any, rows: Rows, tokens: Sequence[int]) -> torch.Tensor:
         input_ids=rows.mask.new_full((count, 1), tokens[-1]),
         attention_mask=torch.cat([rows.mask, grown], dim=1),
         position_ids=rows.mask.sum(1, keepdim=True) + len(tokens) - 1,
-        past_key_values=rows.cache,
+        **{cache_argument(model.__class__): rows.cache},
     )
     logits: torch.Tensor = output.logits[:, -1].float()
     return logits

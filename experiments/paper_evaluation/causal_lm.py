@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dpray.engines.base import EngineError
 from dpray.engines.model_path import resolve_model
+from dpray.engines.transformers import cache_argument
 from dpray.types import InputError
 
 Ids = tuple[int, ...]
@@ -107,7 +108,7 @@ class _Context:
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions.clamp(min=0),
-            past_key_values=cache,
+            **{cache_argument(self.model.__class__): cache},
         )
         return _Context(self.model, cache, mask), output.logits
 

@@ -10,6 +10,7 @@ import pytest
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
 from dpray.engines.model_path import resolve_model
+from dpray.engines.transformers import cache_argument
 from dpray.types import InputError
 from dpray.workers.engine import build_engine
 
@@ -61,3 +62,14 @@ def test_embedder() -> None:
     np.testing.assert_allclose(alone, embedder.embed(texts), atol=1e-5)
     with pytest.raises(InputError, match=r"embedder\.model: no such folder"):
         SentenceTransformerEmbedder("/no/such/model")
+
+
+def test_a_kv_cache_is_given_by_the_name_that_the_model_knows() -> None:
+    class Older:
+        def forward(self, input_ids: Any, past_key_values: Any = None) -> None: ...
+
+    class Newer:
+        def forward(self, input_ids: Any, cache: Any = None) -> None: ...
+
+    assert cache_argument(Older) == "past_key_values"
+    assert cache_argument(Newer) == "cache"

@@ -93,9 +93,9 @@ def strict(schema: Any, tree: Any, at: str = "") -> None:
     assert not unknown, f"{at}: {unknown}"
     for name in tree:
         inner = getattr(loaded, name)
-        if hasattr(inner, "model_fields") and isinstance(tree[name], dict):
+        if hasattr(type(inner), "model_fields") and isinstance(tree[name], dict):
             strict(type(inner), tree[name], f"{at}.{name}")
-        elif isinstance(inner, list) and inner and hasattr(inner[0], "model_fields"):
+        elif isinstance(inner, list) and inner and hasattr(type(inner[0]), "model_fields"):
             for each, value in zip(inner, tree[name], strict=True):
                 strict(type(each), value, f"{at}.{name}")
 

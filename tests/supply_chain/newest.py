@@ -2,7 +2,7 @@
 
 It makes an environment in FOLDER, installs the newest release of everything there, and runs the
 fast tests. FOLDER.md has the packages that are beyond constraints.txt, the tests that failed and
-the deprecations that dpray meets; FOLDER.log has the output. The report is written even if a step
+the deprecations that they met; FOLDER.log has the output. The report is written even if a step
 fails, so this module needs nothing but Python. vLLM is left out: it holds torch at one release.
 """
 
@@ -80,9 +80,14 @@ def outcome(junit: str) -> Outcome:
 
 
 def deprecations(output: str) -> list[str]:
-    """Return the deprecations in pytest's summary of warnings that a line of dpray's own met."""
-    own = r"^ *(?:\S*/)?(dpray/\S+\.py:\d+: \w*(?:Deprecation|Future)Warning: .*)$"
-    return sorted(set(re.findall(own, output, re.M)))
+    """Return the deprecations in pytest's summary of warnings, each with its first line. A line of
+    a library may warn of an argument that dpray gave it."""
+    found: dict[tuple[str, str], str] = {}
+    warned = r"^ +(/\S+\.py):(\d+): (\w*(?:Deprecat|RemovedIn|FutureWarning)\w*: .*)$"
+    for path, line, message in re.findall(warned, output, re.M):
+        place = path.rpartition("/site-packages/")[2].removeprefix(f"{ROOT}/")
+        found.setdefault((place, message), line)
+    return sorted(f"{place}:{line}: {message}" for (place, message), line in found.items())
 
 
 def report(
@@ -106,10 +111,15 @@ def report(
         lines += ["## Tests: none ran"]
     else:
         counts = ", ".join(f"{count} {name}" for name, count in tests.counts.items())
-        lines += [f"## Tests: {counts}", ""]
-        lines += [f"- `{name}`: {why}" for name, why in tests.failed]
+        lines += [f"## Tests: {counts}"]
+        lines += ["", *(f"- `{name}`: {why}" for name, why in tests.failed)] if tests.failed else []
     if deprecated:
-        lines += ["", "## Deprecations in dpray", "", *(f"- `{each}`" for each in deprecated)]
+        lines += [
+            "",
+            f"## Deprecations: {len(deprecated)}",
+            "",
+            *(f"- {each}" for each in deprecated),
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.supply_chain.newest import (
     FAST_TESTS,
+    ROOT,
     Outcome,
     constraints,
     deprecations,
@@ -22,10 +23,12 @@ JUNIT = """<testsuites><testsuite>
 <testcase classname="" name="tests.test_b"><error message="collection failure"/></testcase>
 </testsuite></testsuites>"""
 
-WARNINGS = """tests/test_a.py::test_good
-  /home/me/dpray/dpray/io/a.py:12: DeprecationWarning: g is old, use h
+WARNINGS = f"""tests/test_a.py::test_good
+  {ROOT}/dpray/io/a.py:12: DeprecationWarning: g is old, use h
     g()
-  /site-packages/torch/jit.py:5: DeprecationWarning: jit is old
+  /out/lib/python3.11/site-packages/torch/jit.py:5: FutureWarning: jit is old
+  /out/lib/python3.11/site-packages/torch/jit.py:9: FutureWarning: jit is old
+  /out/lib/python3.11/site-packages/torch/jit.py:9: UserWarning: no GPU
 """
 
 
@@ -42,8 +45,9 @@ def test_the_report_names_what_is_newer_and_what_failed() -> None:
     assert "| torch | 2.13.0 | 2.14.1+cpu |" in page and "| extra | none | 1.0 |" in page
     assert "pyyaml" not in page and "absl-py" not in page
     assert "1 passed, 2 failed, 1 skipped" in page and "`tests.test_a.test_bad`:   of 3" in page
-    assert "- `dpray/io/a.py:12: DeprecationWarning: g is old, use h`" in page
-    assert "jit" not in page and "Not finished" not in page
+    assert "- dpray/io/a.py:12: DeprecationWarning: g is old, use h\n" in page
+    assert "- torch/jit.py:5: FutureWarning: jit is old\n" in page
+    assert "Deprecations: 2" in page and "Not finished" not in page
 
 
 def test_a_report_without_tests_says_so() -> None:
