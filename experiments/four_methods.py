@@ -61,7 +61,7 @@ that tunes on public records alone."""
 
 TUNED_BEFORE = ("dp_sgd_public", "dp_sgd_other")
 OF_CODED = ("dp_sgd_larger", "dp_sgd_other")
-"""What was tried where DP-SGD does not gain."""
+"""Ways of DP-SGD that were tried on the coded sets, where one epoch does not gain."""
 
 NO_FLOOR = ("dp_sgd",)
 """The methods whose plans cannot be made there. For a coded set the floor of DP-SGD is the model
@@ -243,6 +243,16 @@ def cpu_seconds(server: psutil.Process | None = None) -> float:
             times = process.cpu_times()
             found += times.user + times.system
     return float(found)
+
+
+def make_once(file: str, out: Path, epsilon: float, changes: Sequence[str]) -> float | None:
+    """Make a run unless it is there; return its CPU minutes, or None for one that was made before,
+    perhaps on a GPU."""
+    if finished(out):
+        return None
+    before = cpu_seconds()
+    make(file, out, epsilon, changes)
+    return (cpu_seconds() - before) / 60
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import sizes
 from embedding import embed, embedded
 from figures import Figures, mean_recall, rounded
 from reproduction import draw
-from runs import HERE, RUNS, accuracy, as_embedded, finished, largest_clip, make, released, rows
+from runs import HERE, RUNS, accuracy, as_embedded, largest_clip, released, rows
 from sets import SETS, part
 
 from dpray.evaluation.downstream import Embedded
@@ -114,12 +114,9 @@ def scores(made: Embedded, data: str) -> Figures:
 
 def measure(cell: Cell) -> None:
     """Make the run if it is not there, and keep what its texts teach."""
-    out, before = RUNS / "many_texts" / cell.data / cell.name, four_methods.cpu_seconds()
-    minutes = None
-    if not finished(out):  # else it was made before, perhaps on a GPU
-        file, changes = cell.settings()
-        make(file, out, EPSILON, changes)
-        minutes = (four_methods.cpu_seconds() - before) / 60
+    out = RUNS / "many_texts" / cell.data / cell.name
+    file, changes = cell.settings()
+    minutes = four_methods.make_once(file, out, EPSILON, changes)
     records = released(out)
     of_texts = scores(as_embedded(records, embed), cell.data)
     keep(cell.kept, {"texts": len(records), **of_texts, "cpu_minutes": minutes})

@@ -21,16 +21,14 @@ from typing import NamedTuple
 from clinic_notes import private_notes
 from embedding import embed
 from figures import A_SIDE, Figures, mean_recall, rounded
-from four_methods import cpu_seconds
+from four_methods import make_once
 from reproduction import distance, draw
 from runs import (
     HERE,
     RUNS,
     accuracy,
     as_embedded,
-    finished,
     largest_clip,
-    make,
     released,
     rows,
 )
@@ -149,11 +147,8 @@ def changes(cell: Cell) -> list[str]:
 
 def measure(cell: Cell) -> None:
     """Make the run if it is not there, and keep what it is worth."""
-    out, before, minutes = FOLDER / cell.name, cpu_seconds(), None
-    if not finished(out):  # else it was made before, perhaps on a GPU
-        file = cell.method.removesuffix("_larger")
-        make(f"../jobs/{file}_cpu", out, cell.epsilon, changes(cell))
-        minutes = (cpu_seconds() - before) / 60
+    out, file = FOLDER / cell.name, cell.method.removesuffix("_larger")
+    minutes = make_once(f"../jobs/{file}_cpu", out, cell.epsilon, changes(cell))
     data(cell.notes)
     test = as_embedded(rows(FOLDER / "data" / "test.jsonl"), embed)
     made = as_embedded(released(out), embed)

@@ -38,8 +38,7 @@ NODE = {
     "RAY_enable_worker_prestart": "0",
     "RAY_num_workers_soft_limit": "8",
     "RAY_idle_worker_killing_time_threshold_ms": "60000",
-    # Ray gives a new node ten seconds to appear, and three times so long in all: too little beside
-    # busy neighbours.
+    # Ray gives a new node ten seconds to appear: too little beside busy neighbours.
     "RAY_raylet_start_wait_time_s": "120",
 }
 """The environment of our clusters' nodes."""
@@ -78,8 +77,7 @@ def workers_of(node: subprocess.Popen[bytes] | psutil.Process, name: str) -> lis
     return found
 
 
-GIVEN: set[int] = set()
-"""The ports that `free_ports` has returned to this process."""
+GIVEN: set[int] = set()  # the ports that `free_ports` has returned to this process
 
 
 def free_ports(count: int) -> list[int]:
@@ -87,16 +85,16 @@ def free_ports(count: int) -> list[int]:
     gets: Ray takes some of them many seconds later, and a head whose port is gone by then ends."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     first = 20_000 + worker % 3 * 4_000  # up to 31,999: Linux gives connections the ports beyond
+    left = sorted({*range(first, first + 4_000)} - GIVEN)
     ports: list[int] = []
     with ExitStack() as held:
-        for port in random.sample(range(first, first + 4_000), 4_000):
+        for port in random.sample(left, len(left)):
             if len(ports) == count:
                 break
             listener = held.enter_context(socket.socket())
             with suppress(OSError):
-                if port not in GIVEN:
-                    listener.bind(("", port))
-                    ports.append(port)
+                listener.bind(("", port))
+                ports.append(port)
     GIVEN.update(ports)
     return ports
 

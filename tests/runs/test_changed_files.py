@@ -1,4 +1,4 @@
-"""Which public files have changed since a run began: what a resumed run compares."""
+"""A resumed run finds the public files that have changed since it began."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ SECONDS = 2 * 60 * 60
 
 
 class Outcome(NamedTuple):
-    """What became of the tests."""
+    """The results of a run of the tests."""
 
     counts: Mapping[str, int]
     failed: list[tuple[str, str]]
