@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpray.training.ghost_norms import GhostNorms, NoNormRule, Recorded, weighted_sum
+from dpray.training.ghost_norms import GhostNorms, NoNormRule, Recorded, is_linear, weighted_sum
 from dpray.training.settings import Precision
 from dpray.training.step import TrainingText
 from dpray.types import DprayError
@@ -103,10 +103,15 @@ class PerExampleLoss(nn.Module):
     An example's loss is the mean over its own labelled tokens, 0 without any: it depends on that
     example alone. Raises NoNormRule if a trainable layer has no rule for its norm.
 
-    With `bfloat16` the frozen layers compute in it; a trainable one computes in float32: a sum over
-    examples that is rounded to 8 bits would move with everybody's gradients, by more than C. The
-    outputs of all linear layers are rounded to bfloat16.
+    With `bfloat16` linear layers compute in it, and the sums over examples are made in float32. In
+    two passes autograd makes these sums, in the precision of the layer: so there a trainable layer
+    computes in float32. A sum that is rounded to 8 bits would move with everybody's gradients, by
+    more than C.
+
     """
+
+    two_passes = False
+    """Set by engines whose parameters are whole only while their layer runs."""
 
     def __init__(self, model: nn.Module, precision: Precision = "float32") -> None:
         super().__init__()
@@ -116,10 +121,25 @@ class PerExampleLoss(nn.Module):
         if precision == "bfloat16":
             for module in model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):
-                    _compute_in_float32(module)
+                    self._compute_in_float32(module)
                 elif isinstance(module, nn.Linear):
                     _round_weight_once(module)
         self.own_losses_B: torch.Tensor | None = None
+
+    def _compute_in_float32(self, module: nn.Module) -> None:
+        """Have a trainable layer compute in float32, a linear one in two passes alone."""
+        forward = module.forward
+
+        def in_float32(x: torch.Tensor) -> torch.Tensor:
+            low = torch.is_autocast_enabled(x.device.type)
+            if is_linear(module) and not self.two_passes:
+                result: torch.Tensor = forward(x)
+                return result
+            with torch.autocast(x.device.type, enabled=False):
+                result = forward(x.float() if x.is_floating_point() else x)
+            return result.bfloat16() if low and is_linear(module) else result
+
+        module.forward = in_float32
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -151,7 +171,6 @@ class PerExampleLoss(nn.Module):
         clip_norm: float,
         scale: float = 1.0,
         forward: Forward | None = None,
-        two_passes: bool = False,
     ) -> Iterator[torch.Tensor]:
         """Yield a scalar whose gradient is `scale * sum_i g_i min(1, C / ||g_i||)`, C the clip
         norm. The caller makes its backward pass within the block.
@@ -163,12 +182,11 @@ class PerExampleLoss(nn.Module):
         Proof: docs/privacy.md, section 5.2.
 
         An example whose loss or norm is not finite has weight 0. `forward` runs this module in a
-        training engine. `two_passes` is for engines whose parameters are whole only while their
-        layer runs.
+        training engine.
         """
         run: Forward = self if forward is None else forward
         norms_B, recorded = self.norms(batch, run)
-        if not two_passes:
+        if not self.two_passes:
             yield scale * _clipped_sum(recorded, _weights(norms_B, clip_norm))
             return
         del recorded
@@ -229,18 +247,6 @@ class _GivenGradients(torch.autograd.Function):
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         gradients, ctx.gradients = ctx.gradients, None  # else autograd would copy them
         return (None, *(gradient.mul_(scale) for gradient in gradients))
-
-
-def _compute_in_float32(module: nn.Module) -> None:
-    forward, is_linear = module.forward, isinstance(module, nn.Linear)
-
-    def in_float32(x: torch.Tensor) -> torch.Tensor:
-        low = torch.is_autocast_enabled(x.device.type)
-        with torch.autocast(x.device.type, enabled=False):
-            result: torch.Tensor = forward(x.float() if x.is_floating_point() else x)
-        return result.bfloat16() if low and is_linear else result
-
-    module.forward = in_float32
 
 
 def _round_weight_once(module: nn.Module) -> None:

@@ -198,6 +198,11 @@ def rule_of(name: str, module: nn.Module) -> Rule:
     return rule
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Return whether the module is a linear layer: torch's, or GPT-2's with a transposed weight."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
 def _weight_part(
     name: str, module: nn.Module
 ) -> Callable[[torch.Tensor, torch.Tensor], Part] | None:

@@ -213,6 +213,7 @@ class ZeroTrainer(ReferenceTrainer):
     ) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._stage = settings.zero_stage
+        loss.two_passes = self._stage == 3
         super().__init__(step, settings, loss, new_key(), device)
         with deepspeed_on_stderr() as deepspeed:
             self._engine, *_ = deepspeed.initialize(
@@ -242,7 +243,6 @@ class ZeroTrainer(ReferenceTrainer):
             self._step.clip_norm,
             self.ranks / self._step.expected_batch_size,  # the engine averages over ranks
             forward=self.forward,
-            two_passes=self._stage == 3,
         ) as clipped:
             self._engine.backward(clipped, scale_wrt_gas=False)
 

@@ -18,12 +18,13 @@ class TrainingSettings(Section):
     micro_batch_size: Count | None = Field(
         None,
         description="most examples that go through the model together on a rank; null: 16, and "
-        "fewer where dummies have to fill up the rows",
+        "fewer where dummies have to fill up the rows; a GPU is busy from 32 on",
     )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="what the noisy mean is fed to")
     learning_rate: Positive = Field(1e-4, description="learning rate of every step")
     precision: Precision = Field(
-        "float32", description="of the arithmetic; weights, gradients and noise are float32"
+        "float32",
+        description="of the linear layers' arithmetic; weights, clipped sums and noise are float32",
     )
     zero_stage: Literal[2, 3] = Field(
         2, description="what DeepSpeed partitions over ranks; 3 if memory asks for it"

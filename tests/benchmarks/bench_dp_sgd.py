@@ -114,9 +114,10 @@ def plain(model: Any, precision: Precision = "float32") -> Step:
 
 def dpray(model: Any, two_passes: bool = False, precision: Precision = "float32") -> Step:
     loss = PerExampleLoss(model, precision).eval()
+    loss.two_passes = two_passes
 
     def step(batch: MicroBatch) -> None:
-        with loss.clipped(batch, 1.0, two_passes=two_passes) as clipped:
+        with loss.clipped(batch, 1.0) as clipped:
             clipped.backward()
 
     return step

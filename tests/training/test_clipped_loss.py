@@ -216,6 +216,7 @@ def test_two_passes_stay_within_c(name: str, precision: Any, device: str) -> Non
 def test_a_second_pass_with_longer_gradients_stops_the_step(longer: float) -> None:
     """The room for its rounding is 3 %; whatever goes beyond it is measured."""
     loss = PerExampleLoss(lora(llama()), "bfloat16").eval()
+    loss.two_passes = True
     calls = []
 
     def engine(*inputs: torch.Tensor) -> torch.Tensor:
@@ -224,8 +225,7 @@ def test_a_second_pass_with_longer_gradients_stops_the_step(longer: float) -> No
         return losses * longer if len(calls) == 2 else losses
 
     def step() -> None:
-        batch = MicroBatch.of(texts(3))
-        with loss.clipped(batch, 0.05, 0.25, forward=engine, two_passes=True) as clipped:
+        with loss.clipped(MicroBatch.of(texts(3)), 0.05, 0.25, forward=engine) as clipped:
             clipped.backward()
 
     if longer == 1.0:
@@ -242,8 +242,11 @@ def test_the_check_of_a_bfloat16_model_is_in_float32() -> None:
     assert loss.precision == "bfloat16"
 
 
-def test_bfloat16_adds_up_in_float32() -> None:
-    loss = PerExampleLoss(lora(llama()), "bfloat16").eval()
+@pytest.mark.parametrize("two_passes", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "llama_lora"])
+def test_bfloat16_adds_up_in_float32(name: str, two_passes: bool) -> None:
+    loss = PerExampleLoss(MAKES[name](), "bfloat16").eval()
+    loss.two_passes = two_passes
     batch = MicroBatch.of(texts(4))
     with loss.clipped(batch, 1.0) as clipped:
         clipped.backward()

@@ -123,11 +123,12 @@ def clipped_sum(
     """Return the sum that the code under test makes, in micro-batches of `size`, on the device that
     the model is on."""
     parameters = trainable(loss)
+    loss.two_passes = two_passes
     for parameter in parameters:
         parameter.grad = None
     for start in range(0, len(batch), size) or [0]:
         micro_batch = MicroBatch.of(batch[start : start + size]).to(parameters[0].device)
-        with loss.clipped(micro_batch, clip_norm, two_passes=two_passes) as clipped:
+        with loss.clipped(micro_batch, clip_norm) as clipped:
             clipped.backward()
     return torch.cat(
         [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]
