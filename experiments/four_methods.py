@@ -41,6 +41,7 @@ from sets import (
 METHODS = {
     "private_prediction": "private prediction, secret batches",
     "private_prediction_bare": "private prediction, prompts without public texts",
+    "private_prediction_other": "private prediction, public texts of other sets in the prompts",
     "private_prediction_schema": "private prediction, with a schema",
     "aug_pe": "Aug-PE",
     "dp_kps": "DP-KPS, with texts",
@@ -60,8 +61,8 @@ model and the public texts in its prompts make by themselves. With `TUNED_BEFORE
 that tunes on public records alone."""
 
 TUNED_BEFORE = ("dp_sgd_public", "dp_sgd_other")
-OF_CODED = ("dp_sgd_larger", "dp_sgd_other")
-"""Ways of DP-SGD that were tried on the coded sets, where one epoch does not gain."""
+OF_CODED = ("private_prediction_other", "dp_sgd_larger", "dp_sgd_other")
+"""Ways that are tried on the coded sets alone."""
 
 NO_FLOOR = ("dp_sgd",)
 """The methods whose plans cannot be made there. For a coded set the floor of DP-SGD is the model
@@ -147,12 +148,7 @@ def changes(cell: Cell) -> list[str]:
     if not shares:
         found.append("data.label=null")
     found += about.settings.get(cell.method, ())
-    if cell.method == "private_prediction_bare":
-        found += ["method.few_shot=null", "method.longest_copy=null"]
-    if about.coded and cell.method == "dp_kps":
-        found.append("method.few_shot=null")
-    elif cell.method.endswith(("private_prediction", "dp_kps")):
-        found.append(f"{cell.section}.few_shot={short_public_texts(cell.data)}")
+    found += shown_texts(cell)
     if cell.method.startswith("chain_topics"):
         found.append(f"methods.0.public={part(cell.data, 'public')}")
     if cell.method == "dp_sgd_longer":
@@ -170,6 +166,19 @@ def changes(cell: Cell) -> list[str]:
     if cell.file.endswith("private_prediction"):
         found.append(f"{cell.section}.clip_bound={clip_of(cell, found)}")
     return found
+
+
+def shown_texts(cell: Cell) -> list[str]:
+    """Return the settings that say which public texts the prompts show."""
+    if cell.method == "private_prediction_bare":
+        return ["method.few_shot=null", "method.longest_copy=null"]
+    if cell.method == "private_prediction_other":
+        return [f"method.few_shot={public_of_others(cell.data, 'another')}"]
+    if SETS[cell.data].coded and cell.method == "dp_kps":
+        return ["method.few_shot=null"]
+    if cell.method.endswith(("private_prediction", "dp_kps")):
+        return [f"{cell.section}.few_shot={short_public_texts(cell.data)}"]
+    return []
 
 
 def on_public_first(cell: Cell) -> list[str]:
@@ -197,7 +206,8 @@ def clip_of(cell: Cell, settings: Sequence[str]) -> float:
 
 def prompts(cell: Cell) -> Path:
     prefix = "coded" if SETS[cell.data].coded else cell.data
-    return HERE / "smollm2" / "prompts" / f"{prefix}_{cell.file}.yaml"
+    suffix = "_other" if cell.method == "private_prediction_other" else ""
+    return HERE / "smollm2" / "prompts" / f"{prefix}_{cell.file}{suffix}.yaml"
 
 
 def prompts_of_labels(cell: Cell) -> Path:
@@ -209,7 +219,7 @@ def prompts_of_labels(cell: Cell) -> Path:
     template["labels"] = {label: label.replace("_", " ") for label in labels(cell.data)}
     if cell.method.endswith("aug_pe") and not kind:
         template["keywords"] = public_texts(cell)
-    path = RUNS / "smollm2" / "prompts" / f"{cell.data}_{cell.file}.yaml"
+    path = RUNS / "smollm2" / "prompts" / f"{cell.data}_{prompts(cell).name}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(template, allow_unicode=True))
     return path

@@ -158,6 +158,7 @@ SETS = {
             coded=kind,
             settings={
                 "private_prediction_bare": [f"method.max_tokens={tokens}"],
+                "private_prediction_other": [f"method.max_tokens={tokens}"],
                 "aug_pe": [f"engine={json.dumps(IN_PROCESS)}"],
             },
         )
@@ -243,13 +244,14 @@ def short_public_texts(data: str) -> Path:
 
 
 @cache
-def public_of_others(data: str) -> Path:
-    """Write the public records of the other coded sets, so many of each, with their own codes;
-    return the file."""
-    path = RUNS / "smollm2" / "coded" / f"others_of_{data}.jsonl"
+def public_of_others(data: str, label: str | None = None) -> Path:
+    """Write the public records of the other coded sets, so many of each, with their own codes or
+    with this label; return the file."""
+    path = RUNS / "smollm2" / "coded" / f"{label or 'others'}_of_{data}.jsonl"
     others = [name for name in SETS if SETS[name].coded and name != data]
     found = (row for name in others for row in rows(part(name, "public"))[:OF_ANOTHER])
-    write_durably(path, "".join(json.dumps(row) + "\n" for row in found))
+    labelled = (row | {"label": label or row["label"]} for row in found)
+    write_durably(path, "".join(json.dumps(row) + "\n" for row in labelled))
     return path
 
 
