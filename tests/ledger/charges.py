@@ -25,3 +25,7 @@ def reserve(
 ) -> Entry:
     [reservation] = ledger.reserve(dataset, {key: (TENTH, asked)}, *STATED_FOR, files)
     return reservation
+
+
+def publish(ledger: Ledger, unit: str, attempt: str = "attempt-1", sha: str = SHA) -> int:
+    return ledger.publish("run", attempt, [(unit, sha)])

@@ -16,23 +16,17 @@ from dpray.accounting.accountant import cost, rdp_to_epsilon
 from dpray.accounting.composition import RenyiComposition
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace, Gaussian
-from dpray.ledger import queries
 from dpray.ledger.account import Account, check_price
 from dpray.ledger.chain import Entry
 from dpray.ledger.ledger import Ledger
 from dpray.types import (
-    AlreadyPublished,
     Budget,
     BudgetRefused,
     InputError,
     LedgerConflict,
     LedgerError,
 )
-from tests.ledger.charges import ASKED, SHA, STATED_FOR, TENTH, reserve
-
-
-def publish(ledger: Ledger, unit: str, attempt: str = "attempt-1", sha: str = SHA) -> int:
-    return ledger.publish("run", attempt, [(unit, sha)])
+from tests.ledger.charges import ASKED, SHA, STATED_FOR, TENTH, publish, reserve
 
 
 def test_a_missing_ledger_is_refused(url: str, tmp_path: Path):
@@ -211,132 +205,6 @@ def test_a_child_of_version_0_1_is_refused(ledger: Ledger):
     payload["parent"] = "hospital"
     with pytest.raises(LedgerError, match="'notes' is a child of 'hospital'"):
         Account.replay([Entry(**create | {"payload": json.dumps(payload)})])
-
-
-def test_a_batch_is_published_once(ledger: Ledger):
-    reserve(ledger, "run")
-    ledger.begin("run", "attempt-1", ["a/0", "a/1"])
-    assert publish(ledger, "a/0")
-    assert not publish(ledger, "a/0")
-    with pytest.raises(LedgerConflict, match="another content"):
-        publish(ledger, "a/0", "attempt-1", "b" * 64)
-    with pytest.raises(AlreadyPublished):
-        publish(ledger, "a/0", "attempt-2")
-    assert dict(ledger.published("run")) == {"a/0": ("attempt-1", SHA)}
-
-
-def test_a_published_batch_does_not_begin_again(ledger: Ledger):
-    reserve(ledger, "run")
-    publish(ledger, "a/0")
-    with pytest.raises(AlreadyPublished):
-        ledger.begin("run", "attempt-2", ["a/1", "a/0"])
-    assert list(ledger.started("run")) == []
-
-
-def test_a_lost_batch_may_begin_again_and_is_counted(ledger: Ledger):
-    reserve(ledger, "run")
-    for _ in range(2):
-        ledger.begin("run", "attempt-1", ["a/0", "a/1", "a/1"])
-    publish(ledger, "a/0")
-    assert list(ledger.unfinished("run")) == [("a/1", "attempt-1")]
-    ledger.begin("run", "attempt-2", ["a/1"])
-    publish(ledger, "a/1", "attempt-2")
-    assert list(ledger.unfinished("run")) == []
-    assert list(ledger.started("run")) == [
-        ("a/0", "attempt-1"), ("a/1", "attempt-1"), ("a/1", "attempt-2"),
-    ]  # fmt: skip
-    counts = {"started": 2, "starts": 3, "published": 2, "failed": 0, "committed": 0}
-    assert ledger.counts("run") == counts
-
-
-def test_a_failed_batch_is_never_repeated(ledger: Ledger):
-    reserve(ledger, "run")
-    ledger.begin("run", "attempt-1", ["a/0"])
-    assert ledger.fail("run", "a/0", "attempt-1", "ValueError")
-    assert not ledger.fail("run", "a/0", "attempt-2", "KeyError")
-    assert dict(ledger.failed("run")) == {"a/0": ("attempt-1", "ValueError")}
-    assert list(ledger.unfinished("run")) == []
-    with pytest.raises(LedgerConflict, match="failed"):
-        ledger.begin("run", "attempt-2", ["a/0"])
-    with pytest.raises(LedgerConflict, match="failed"):
-        publish(ledger, "a/0")
-
-
-def test_nothing_happens_under_a_committed_run(ledger: Ledger):
-    reserve(ledger, "run")
-    ledger.begin("run", "attempt-1", ["a/0"])
-    assert ledger.commit("run")
-    assert not ledger.commit("run")
-    for act in (
-        lambda: ledger.begin("run", "attempt-1", ["a/1"]),
-        lambda: publish(ledger, "a/0"),
-        lambda: ledger.fail("run", "a/0", "attempt-1", "ValueError"),
-    ):
-        with pytest.raises(LedgerConflict, match="committed"):
-            act()
-    assert reserve(ledger, "run").seq == 1
-
-
-def test_nothing_happens_without_a_reservation(ledger: Ledger):
-    for act in (
-        lambda: ledger.begin("run", "attempt-1", ["a/1"]),
-        lambda: publish(ledger, "a/0"),
-        lambda: ledger.commit("run"),
-    ):
-        with pytest.raises(LedgerConflict, match="no reservation"):
-            act()
-
-
-def test_many_releases_are_one_transaction(ledger: Ledger):
-    reserve(ledger, "run")
-    units = [f"label/{n}" for n in range(1000)]
-    assert ledger.publish("run", "attempt-1", ((unit, SHA) for unit in units)) == 1000
-    assert ledger.publish("run", "attempt-1", ((unit, SHA) for unit in units)) == 0
-    more = [("label/new", SHA), ("label/7", "b" * 64)]
-    with pytest.raises(LedgerConflict):
-        ledger.publish("run", "attempt-1", more)
-    with pytest.raises(LedgerConflict, match="one release"):
-        ledger.publish("run", "attempt-1", [("label/x", SHA), ("label/x", "b" * 64)])
-    assert {unit for unit, _ in ledger.published("run")} == set(units)
-    assert ledger.verify() == []
-
-
-def test_listings_come_in_pages(ledger: Ledger):
-    reserve(ledger, "run")
-    units = [f"Ärger & Öl/{n}" for n in range(10)] + ["Z", "a", "_"]
-    ledger.begin("run", "attempt-1", units)
-    seen: list[str] = []
-    after = ("", "")
-    while page := ledger.read(queries.page, "begin", "run", after, limit=3):
-        assert len(page) <= 3
-        seen += [entry.unit for entry in page]
-        after = (page[-1].unit, page[-1].attempt)
-    assert sorted(seen) == sorted(unit for unit, _ in ledger.started("run")) == sorted(units)
-
-
-def test_methods_with_units_of_the_same_names_do_not_meet(ledger: Ledger) -> None:
-    """As one method of a chained run sees the ledger."""
-    reserve(ledger, "run")
-    one, two = ledger.with_prefix("1-a."), ledger.with_prefix("2-b.")
-    ledger.begin("run", "x", ["labels"])
-    ledger.publish("run", "x", [("labels", SHA)])
-    for method in (one, two):
-        method.begin("run", "x", ["u", "v"])
-    assert one.publish("run", "x", [("u", SHA)]) == 1
-    assert list(one.published("run")) == [("u", ("x", SHA))] and not list(two.published("run"))
-    assert two.fail("run", "u", "x", "ValueError")
-    assert not list(one.failed("run"))
-    assert list(two.failed("run")) == [("u", ("x", "ValueError"))]
-    two.begin("run", "y", ["v"])
-    assert list(two.started("run")) == [("u", "x"), ("v", "x"), ("v", "y")]
-    assert list(one.unfinished("run")) == [("v", "x")]
-    counted = {"started": 2, "starts": 3, "published": 0, "failed": 1, "committed": 0}
-    assert two.counts("run") == counted
-    assert {unit for unit, _ in ledger.started("run")} == {
-        "labels", "1-a.u", "1-a.v", "2-b.u", "2-b.v",
-    }  # fmt: skip
-    with pytest.raises(AlreadyPublished):
-        one.begin("run", "z", ["u"])
 
 
 @pytest.mark.parametrize("text", ["", "x" * 201, "a\nb", "a\x00b", "a\tb"])
