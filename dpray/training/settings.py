@@ -24,7 +24,7 @@ class TrainingSettings(Section):
     learning_rate: Positive = Field(1e-4, description="learning rate of every step")
     precision: Precision = Field(
         "float32",
-        description="of the linear layers' arithmetic; weights, clipped sums and noise are float32",
+        description="of the arithmetic; weights, clipped sums and noise are float32",
     )
     zero_stage: Literal[2, 3] = Field(
         2, description="what DeepSpeed partitions over ranks; 3 if memory asks for it"

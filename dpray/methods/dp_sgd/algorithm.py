@@ -37,8 +37,8 @@ class Units(Protocol[T_co]):
 
 
 MOST_ROWS = 16
-"""The rows of a micro-batch if `micro_batch_size` is not set, at most: more take memory and no less
-time."""
+"""The rows of a micro-batch if `micro_batch_size` is not set, at most. On a CPU more take more
+memory and no less time."""
 
 COIN_BITS = 53
 """A unit's coin is a whole number of this many random bits."""
