@@ -69,14 +69,17 @@ One run a row, and 24 texts are few: differences of accuracy below a tenth may b
   exact votes, which it writes beside the noisy ones. It also hands padding to the model as text,
   and takes the prompt for the text where an answer is empty.
 - DP-SGD, dpray and Opacus (five rounds a row with 32 expected records, on a quiet machine; one or
-  two with 256): dpray's step takes less time than Opacus's in every row and every round. With texts
-  of at most 48 tokens it takes 0.87 to 0.95 of Opacus's time in float32 and 0.75 to 0.80 in
-  bfloat16, with 128 tokens 0.46 to 0.69, and at most 1.04 of plain training's. It pads a text by
-  its own length alone, and in float32 computes no dummies; on a CPU attention computes in float32, whose
-  backward pass is faster there.
-  Memory is about the same: dpray's micro-batches have up to 16 rows, as Opacus's have here. A shape
-  of a micro-batch is tried once in a training, which is not in these times. The sums of clipped
-  gradients are equal to 8e-7 in float32, and to 3e-2 in bfloat16.
+  two with 256): in float32 dpray's step takes less time than Opacus's in every row and every round,
+  0.87 to 0.95 of it with texts of at most 48 tokens and 0.61 to 0.69 with 128, and at most 1.04 of
+  plain training's. It pads a text by its own length alone, and computes no dummies.
+  In bfloat16 its micro-batches have a fixed number of rows, which dummies fill up, so that no
+  text can move another's gradient (docs/privacy.md, section 5.2). On one thread it takes 0.92 and
+  0.69 of Opacus's time, on two 0.93 with 128 tokens and **1.24 with 48** (1.41 of plain
+  training's): micro-batches of 4 short rows gain little from a second thread.
+  Memory is less than Opacus's in every row. A shape of a micro-batch is tried once in a training,
+  which is not in these times. The sums of clipped gradients are equal to 8e-7 in float32, and to
+  3e-2 in bfloat16.
+- Not measured: 256 records in bfloat16.
 - Not run: other epsilons, second runs, and a whole training with Opacus. dp-transformers does not
   run with transformers 5 (experiments/peers/README.md).
 """
