@@ -20,8 +20,8 @@ class RowCheck:
     the kernels of a CPU give a text the same bits in any place among any number of rows, dummies
     are only a waste. Which kernels run depends on shapes alone: a shape is tried once.
 
-    On a GPU rows stay fixed, and in bfloat16 too: it hides that a kernel adds up in another order
-    but for one number in 100,000, so that the made-up texts may be alike where others are not.
+    On a GPU rows stay fixed. They do in bfloat16 too. It hides that a kernel adds up in another
+    order, but for one number in 100,000: made-up texts may be alike where others are not.
     Proof: docs/privacy.md, section 5.2.
     """
 

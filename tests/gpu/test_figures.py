@@ -50,7 +50,7 @@ def test_the_script_prints_all_figures_with_the_hardware(tmp_path: Path) -> None
         assert {row["of plain"] > 0 for row in rows[name] if "of plain" in row} == {True}
 
     page = "\n".join(gpu_table.table(found))
-    assert "| model | trained | way | examples a second | of plain | GiB |" in page
+    assert "| model | trained | texts | way | examples a second | of plain | GiB |" in page
     assert found["hardware"]["cpu"] in page and "small models" in page
 
 
