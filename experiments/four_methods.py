@@ -41,7 +41,7 @@ from sets import (
 METHODS = {
     "private_prediction": "private prediction, secret batches",
     "private_prediction_bare": "private prediction, prompts without public texts",
-    "private_prediction_other": "private prediction, public texts of other sets in the prompts",
+    "private_prediction_other": "private prediction, texts of other sets in prompts",
     "private_prediction_schema": "private prediction, with a schema",
     "aug_pe": "Aug-PE",
     "dp_kps": "DP-KPS, with texts",

@@ -75,11 +75,12 @@ One run a row, and 24 texts are few: differences of accuracy below a tenth may b
   In bfloat16 its micro-batches have a fixed number of rows, which dummies fill up, so that no
   text can move another's gradient (docs/privacy.md, section 5.2). On one thread it takes 0.92 and
   0.69 of Opacus's time, on two 0.93 with 128 tokens and **1.24 with 48** (1.41 of plain
-  training's): micro-batches of 4 short rows gain little from a second thread.
+  training's): micro-batches of 4 short rows gain little from a second thread. With 256 records,
+  on one thread, it takes 0.86 and 0.65.
   Memory is less than Opacus's in every row. A shape of a micro-batch is tried once in a training,
   which is not in these times. The sums of clipped gradients are equal to 8e-7 in float32, and to
   3e-2 in bfloat16.
-- Not measured: 256 records in bfloat16.
+- Not measured: 256 records in bfloat16 on two threads.
 - Not run: other epsilons, second runs, and a whole training with Opacus. dp-transformers does not
   run with transformers 5 (experiments/peers/README.md).
 """
