@@ -219,7 +219,7 @@ def prompts_of_labels(cell: Cell) -> Path:
     template["labels"] = {label: label.replace("_", " ") for label in labels(cell.data)}
     if cell.method.endswith("aug_pe") and not kind:
         template["keywords"] = public_texts(cell)
-    path = RUNS / "smollm2" / "prompts" / f"{cell.data}_{prompts(cell).name}"
+    path = RUNS / "smollm2" / "prompts" / f"{cell.data}_{cell.method}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(template, allow_unicode=True))
     return path

@@ -190,8 +190,8 @@ def coded_section() -> list[str]:
         "",
         f"`python experiments/four_methods.py {' '.join(panel.data for panel in CODED)}`: "
         "the labels are codes (A, B, ...), and a prompt says only what kind of text the "
-        'records are, such as "a short news report". No public text is shown; the shares '
-        "of the labels are public. Aug-PE's prompts also draw from a list of 41 everyday "
+        'records are, such as "a short news report". No public text of the kind is shown; the '
+        "shares of the labels are public. Aug-PE's prompts also draw from a list of 41 everyday "
         "subjects, the same for all sets, which covers the topics of these; the other "
         "methods have no such list. Its votes use the embedder that the score uses, too. "
         "Each mark is what a classifier learned from a run's texts, the mean of its runs. The "

@@ -127,16 +127,16 @@ class PerExampleLoss(nn.Module):
 
     def _compute_in_float32(self, module: nn.Module) -> None:
         """Have a trainable layer compute in float32, a linear one in two passes alone."""
-        forward = module.forward
+        forward, linear = module.forward, is_linear(module)
 
         def in_float32(x: torch.Tensor) -> torch.Tensor:
-            low = torch.is_autocast_enabled(x.device.type)
-            if is_linear(module) and not self.two_passes:
+            if linear and not self.two_passes:
                 result: torch.Tensor = forward(x)
                 return result
+            low = torch.is_autocast_enabled(x.device.type)
             with torch.autocast(x.device.type, enabled=False):
                 result = forward(x.float() if x.is_floating_point() else x)
-            return result.bfloat16() if low and is_linear(module) else result
+            return result.bfloat16() if low and linear else result
 
         module.forward = in_float32
 

@@ -1,4 +1,4 @@
-"""What becomes of a run's units, on SQLite and on PostgreSQL alike."""
+"""Units of a run begin, are published or fail, on SQLite and on PostgreSQL alike."""
 
 from __future__ import annotations
 
