@@ -15,6 +15,7 @@ from rich.text import Text
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.io.files import check_writable, write_durably
+from dpray.runs.folder import refuse_released
 from dpray.terminal import Terminal, progress_bar, titled_table
 
 Members = Annotated[
@@ -58,6 +59,8 @@ def audit(
     loaded = dpray.load(config, *overrides or [])
     if out is not None:
         check_writable(out, "--out")
+        if members is not None or canaries:
+            refuse_released(out.parent, "--out")
     with progress_bar() as on_progress:
         result = dpray.audit(
             loaded,

@@ -20,6 +20,7 @@ from dpray.io.records import read_rows
 from dpray.io.table import object_text, turns_text
 from dpray.io.table_schema import json_columns_of
 from dpray.personal_data import find_patterns
+from dpray.runs.folder import refuse_released
 from dpray.types import InputError, OnProgress, no_progress, valid_unicode
 
 EVALUATION = "evaluation.json"
@@ -44,7 +45,8 @@ def evaluate_files(
     be measured; it names a key or a row, never a text.
     """
     if settings.out is not None:
-        _check_folder(settings.out)
+        check_writable(settings.out / EVALUATION, "--out")
+        refuse_released(settings.out, "--out")
     paths = {"real": settings.real, "synthetic": settings.synthetic,
              "train": settings.train, "floor": settings.floor}  # fmt: skip
     own = FileFormat(settings.delimiter, encoding=settings.encoding, keys="--")
@@ -89,15 +91,6 @@ def load_embedder(name: str) -> Embedder:
         return SentenceTransformerEmbedder(name)
     except (EngineError, InputError):
         raise InputError(f"embedder: cannot load {name}, as a folder or from a hub") from None
-
-
-def _check_folder(out: Path) -> None:
-    check_writable(out / EVALUATION, "--out")
-    if (out / "run.json").exists():
-        raise InputError(
-            f"--out: {out}: what a run leaves there may be released, and this may not; give a "
-            f"folder such as {out / 'private'}"
-        )
 
 
 def text_reader(settings: EvaluationSettings, schema: Mapping[str, Any]) -> TextOf:

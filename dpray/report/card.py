@@ -28,6 +28,7 @@ from dpray.io.records import read_rows
 from dpray.personal_data import LIMITS, find_patterns, in_words
 from dpray.report.nist import privacy_sheet
 from dpray.report.page import check_complete, odds_of, templates, which_methods
+from dpray.report.tables import bound
 from dpray.runs.folder import MODEL, TABLES
 from dpray.types import InputError, valid_unicode
 
@@ -215,7 +216,8 @@ def croissant(release: Release) -> dict[str, Any]:
         "@type": "sc:Dataset",
         "name": release.name,
         "description": f"{report['records']} synthetic records, differentially private: epsilon "
-        f"{report['epsilon']:g}, delta {report['delta']:g}, unit: {report['privacy_unit']}.",
+        f"{bound(report['epsilon'])}, delta {bound(report['delta'])}, unit: "
+        f"{report['privacy_unit']}.",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "license": release.license,
         "datePublished": datetime.now(UTC).date().isoformat(),

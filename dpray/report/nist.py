@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpray.report.page import odds_of, templates
-from dpray.report.tables import number
+from dpray.report.tables import bound, number
 
 Report = Mapping[str, Any]
 
@@ -58,7 +58,7 @@ def _guarantee(report: Report) -> list[Answer]:
     return [
         Answer(
             "How large are epsilon and delta?",
-            f"epsilon {number(epsilon)}, delta {number(delta)}, both upper bounds.{of_all}",
+            f"epsilon {bound(epsilon)}, delta {bound(delta)}, both upper bounds.{of_all}",
             "epsilon, delta",
         ),
         Answer(

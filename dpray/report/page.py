@@ -19,7 +19,7 @@ from dpray.io.columns import text_of
 from dpray.io.files import read_json, write_durably
 from dpray.io.records import read_rows
 from dpray.report import pictures
-from dpray.report.tables import SYNTHETIC, at_most, evaluation_tables, number, one_in
+from dpray.report.tables import SYNTHETIC, at_most, bound, evaluation_tables, number, one_in
 from dpray.types import InputError, valid_unicode
 
 PAGE = "privacy_report.html"
@@ -193,6 +193,7 @@ def templates(autoescape: bool = True) -> Environment:
     # `words` makes `noise multiplier` of the key `noise_multiplier`.
     environment.filters |= {
         "number": number,
+        "bound": bound,
         "words": lambda key: key.replace("_", " "),
         # In code, within a cell of a Markdown table.
         "cell": lambda text: " ".join(text.replace("`", "'").replace("|", "/").split()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpray.io.files import read_json
 from dpray.io.hub import PUSH, check_dataset_name, upload_dataset
 from dpray.report.card import (
     CARD,
@@ -22,7 +23,8 @@ from dpray.types import InputError
 OF_MODEL = tuple(
     f"{MODEL}/*{ending}" for ending in (".safetensors", ".json", ".jinja", ".model", ".txt")
 )
-"""Patterns of the files that `save_pretrained` writes of a model and its tokenizer."""
+"""Patterns of the files that `save_pretrained` writes of a model and its tokenizer. Of the files
+that fit, those are uploaded that the report names."""
 
 RELEASED = (RECORDS, *TABLES, REPORT, PAGE, CARD, CROISSANT, SHEET, *OF_MODEL)
 """Patterns of the files that are uploaded. Nothing else in a run's folder ever is."""
@@ -63,12 +65,15 @@ def share(
 
 
 def released_files(run_dir: Path) -> list[str]:
-    """Return the files of a release by their paths in the run's folder. Raises InputError for a
-    link among them."""
+    """Return the files of a release by their paths in the run's folder, of its model those that the
+    report names: others may have been put there. Raises InputError for a link among them."""
     found = [path for pattern in RELEASED for path in sorted(run_dir.glob(pattern))]
     for path in (run_dir / MODEL, *found):
         if path.is_symlink():
             raise InputError(f"{path}: a link is not uploaded; put the file itself there")
-    folders = (run_dir, run_dir / MODEL) if has_model(run_dir) else (run_dir,)
-    files = (path for path in found if path.is_file() and path.parent in folders)
-    return [path.relative_to(run_dir).as_posix() for path in files]
+    of_model: set[Path] = set()
+    if has_model(run_dir):
+        named = read_json(run_dir / REPORT).get("model") or {}
+        of_model = {run_dir / MODEL / name for name in (REPORT, *named)}
+    files = (path for path in found if path.parent == run_dir or path in of_model)
+    return [path.relative_to(run_dir).as_posix() for path in files if path.is_file()]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from statistics import fmean
 from typing import Any
 
@@ -197,6 +198,12 @@ def number(value: float) -> str:
         return f"{value:,}"
     mantissa, _, exponent = f"{value:.6g}".partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
+def bound(value: float) -> str:
+    """Write an upper bound as `number` writes a number, rounded up."""
+    digits = Context(prec=6, rounding=ROUND_CEILING)
+    return number(float(digits.create_decimal(repr(value))))
 
 
 def plus_minus(value: Mapping[str, float], digits: int) -> str:

@@ -215,3 +215,16 @@ class ReleaseFolder:
             path.unlink()
         for name in SCRATCH:
             shutil.rmtree(self.private / name, ignore_errors=True)
+
+
+def refuse_released(folder: Path, key: str) -> None:
+    """Raise InputError that names the key for a folder that a run releases: its own, and that of
+    its model. What is computed from private records has no place there."""
+    place = folder.resolve()
+    for run in (place, place.parent) if place.name == MODEL else (place,):
+        if (run / "run.json").exists():
+            private = folder / "private" if run == place else folder.with_name("private")
+            raise InputError(
+                f"{key}: {folder}: what a run leaves there may be released, and this may not; give "
+                f"a folder such as {private}"
+            )

@@ -1,7 +1,8 @@
 """Writes the synthetic records of a table as `table.jsonl` and `table.parquet`.
 
 Each row has the columns of the private data and that of its label; a conversation is a list of
-messages. Both files are made from released records alone.
+messages. Both files are made from released records alone. Rows of a run without noise are stamped
+`not_private`, as its records are.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ def write_table(synthetic: Path, data: DataConfig) -> dict[str, int]:
             counts["left_out" if cells is None else "rows"] += 1
             if cells is not None:
                 label = {} if data.label is None else {data.label: record["label"]}
+                stamp = {"not_private": True} if record.get("not_private") else {}
                 # Escapes in a text may be lone surrogates, which no file holds.
-                yield valid_unicode(json.dumps(label | cells, ensure_ascii=False)) + "\n"
+                row = label | cells | stamp
+                yield valid_unicode(json.dumps(row, ensure_ascii=False)) + "\n"
 
     write_durably(table, lines())
     _write_parquet(table, parquet)

@@ -93,6 +93,21 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_else(
         assert f"dpray: --out: cannot write {out}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("attack", [["--members", "x.jsonl"], ["--canaries"]])
+@pytest.mark.parametrize("place", ["", "model"])
+def test_an_attack_on_private_records_is_not_written_where_a_run_releases(
+    config_file: Callable[..., str],
+    attack: list[str],
+    place: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    out = tmp_path / place / "audit.json"
+    assert run_command(["audit", config_file(), *attack, "--out", str(out)]) == 2
+    assert f"may not; give a folder such as {tmp_path / 'private'}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -218,8 +218,10 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(app, tmp_path
     for name in ("file", "file/folder", "taken"):
         with pytest.raises(InputError, match=f"^--out: cannot write {tmp_path / name}/evaluation"):
             invoke(app, *files, "--out", tmp_path / name)
-    with pytest.raises(InputError, match=r"^--out: .* may be released.*private$"):
-        invoke(app, *files, "--out", tmp_path)
+    (tmp_path / "linked").symlink_to(tmp_path / "model")
+    for name in (".", "model", "linked"):
+        with pytest.raises(InputError, match=r"^--out: .* may be released.*private$"):
+            invoke(app, *files, "--out", tmp_path / name)
     with pytest.raises(InputError, match=r"^--real: no such file"):
         invoke(app, *files, "--out", tmp_path / "private" / "of it")
     assert not (tmp_path / "private").exists()

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from dpray.report.page import REQUIRED, attacker_accuracy, render_report
-from dpray.report.tables import at_most, one_in
+from dpray.report.tables import at_most, bound, one_in
 from dpray.types import InputError
 from tests.report.reports import ATTACK, RUN, SAMPLES, a_report, an_evaluation
 
@@ -90,6 +90,10 @@ def test_bounds_are_rounded_up():
     ]  # fmt: skip
     assert [one_in(x) for x in (1e-6, 3e-6, 0.0)] == ["1 in 1,000,000", "1 in 333,333", ""]
     assert [at_most(x, digits=4) for x in (50.0, 88.1018, 100.0)] == ["50", "88.11", "100"]
+    bounds = (1.1646547, 3.98765, 4, 1.0, 1.2345641e-6, 1e-6, 0.0, 123456.7)
+    assert [bound(x) for x in bounds] == [
+        "1.16466", "3.98765", "4", "1", "1.23457e-6", "1e-6", "0", "123457",
+    ]  # fmt: skip
     assert attacker_accuracy(0.0, 0.0) == 0.5
     assert attacker_accuracy(0.0, 1.0) == 1.0
     assert attacker_accuracy(1000.0, 1e-6) == 1.0

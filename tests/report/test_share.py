@@ -28,6 +28,8 @@ from tests.report.reports import RUN, a_report
 SECRET = "Marlowe has a cough"
 TEXTS = {"synthetic.jsonl", "privacy_report.json", "privacy_report.html", CARD, CROISSANT, SHEET}
 MODEL = {"model/config.json", "model/model.safetensors", "model/privacy_report.json"}
+OF_MODEL = {"model": {"config.json": "0" * 64, "model.safetensors": "0" * 64}}
+"""A report names its model's files, with their digests."""
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def run_dir(tmp_path: Path) -> Path:
     (run / "private" / "parts").mkdir(parents=True)
     (run / "model" / "checkpoints").mkdir(parents=True)
     files = {
-        "privacy_report.json": json.dumps(a_report()),
+        "privacy_report.json": json.dumps(a_report(**OF_MODEL)),
         "run.json": json.dumps(RUN | {"secret": SECRET}),
         "privacy_report.html": f"PRIVATE, of an older version: {SECRET}",
         "ledger.db": SECRET,
@@ -48,10 +50,11 @@ def run_dir(tmp_path: Path) -> Path:
         "private/evaluation.json": SECRET,
         "private/parts/README.md": SECRET,
         "model/checkpoints/state.json": SECRET,
+        "model/evaluation.json": SECRET,
         "model/notes": SECRET,
         "model/optimizer.pt": SECRET,
         "model/config.json": "{}",
-        "model/privacy_report.json": json.dumps(a_report()),
+        "model/privacy_report.json": json.dumps(a_report(**OF_MODEL)),
         "model/model.safetensors": "weights",
     }
     for name, content in files.items():

@@ -108,3 +108,12 @@ def test_half_a_surrogate_pair_is_a_question_mark(tmp_path: Path) -> None:
     assert write_table(release(tmp_path, [text]), data)["rows"] == 1
     rows, columns = tables(tmp_path)
     assert rows == columns.to_pylist() == [{"a": "so ?", "b": {"?": 1}}]
+
+
+def test_rows_of_a_run_without_noise_are_stamped(tmp_path: Path) -> None:
+    data = DataConfig(path="x", text=("a", "b"), public_size=9)
+    file = tmp_path / "synthetic.jsonl"
+    file.write_text(json.dumps({"text": '{"a": 1, "b": 2}', "label": None, "not_private": True}))
+    assert write_table(file, data) == {"rows": 1, "left_out": 0}
+    rows, columns = tables(tmp_path)
+    assert rows == columns.to_pylist() == [{"a": 1, "b": 2, "not_private": True}]
