@@ -69,15 +69,18 @@ class DiscreteLaplace(Event):
         return self.sensitivity / self.scale
 
     def rdp(self, orders: tuple[float, ...]) -> Array:
-        """Return the closed form for a shift by S = `sensitivity`. With a = 1 / scale, the loss is
-        a S at x <= 0, a (S - 2x) at x = 1, ..., S-1, and -a S at x >= S."""
+        """Return the closed form for a shift by S = `sensitivity`, with room for its rounding. With
+        a = 1 / scale, the loss is a S at x <= 0, a (S - 2x) at x = 1, ..., S-1, and -a S at
+        x >= S."""
+        from dpray.accounting.bounded_range import MOMENT_ROUNDING
+
         alpha, a, S = np.asarray(orders), 1.0 / self.scale, self.sensitivity
         log_r = -a * (2 * alpha - 1)
         ends = (1 + np.exp(S * log_r)) / (1 + math.exp(-a))
         inner = np.expm1((S - 1) * log_r) / np.expm1(log_r) * np.exp(log_r)
         moment = ends + math.tanh(a / 2) * inner
         found: Array = np.maximum(a * S + np.log(moment) / (alpha - 1), 0.0)
-        return found
+        return np.minimum(super().rdp(orders), found + MOMENT_ROUNDING / (alpha - 1))
 
     def pld(self, interval: float, count: int) -> Pld:
         coarse = self._coarse()

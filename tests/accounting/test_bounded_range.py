@@ -15,7 +15,9 @@ from dp_accounting.pld import privacy_loss_distribution as plds
 from dpray.accounting.accountant import bounds, cost
 from dpray.accounting.bounded_range import composed_draws, hockey_stick
 from dpray.accounting.composed_events import Composed, SelfComposed
+from dpray.accounting.event import Event
 from dpray.accounting.events import (
+    AboveThreshold,
     DiscreteLaplace,
     ExponentialMechanism,
     PoissonSubsampledDraws,
@@ -250,6 +252,30 @@ def test_discrete_laplace_has_the_renyi_divergence_of_its_shift() -> None:
             exact = list(laplace_rdp(shift / scale, orders))
         np.testing.assert_allclose(found, exact, rtol=1e-6)
     assert DiscreteLaplace(1000, 1000).rdp((2.0,))[0] == pytest.approx(0.62, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("one", "q", "eta"),
+    [
+        (PoissonSubsampledDraws(1e-7, 1.0, 1), 1e-7, 1.0),
+        (PoissonSubsampledDraws(1e-8, 2.0, 1), 1e-8, 2.0),
+        (DiscreteLaplace(1e8, 1), 1.0, 2e-8),
+        (AboveThreshold(1e-8), 1.0, 2e-8),
+    ],
+    ids=str,
+)
+def test_no_rounding_makes_many_tiny_losses_free(one: Event, q: float, eta: float) -> None:
+    """Their divergences are below the rounding of a float near 1. They were 0, and so was epsilon,
+    where the outputs of two neighbours differ by more than delta."""
+    p = first_mass(eta / 2, eta)
+    without, moved = p * math.exp(-eta / 2), p * -math.expm1(-eta / 2)
+    chi_square = (q * moved) ** 2 / (without * (1 - without))
+    orders = (1.1, 2.0, 8.0, 64.0)
+    assert np.all(one.rdp(orders) >= np.array(orders) / 2 * chi_square * (1 - 1e-6))
+    # By the central limit, the total variation of 10^7 of them is about sqrt(n chi^2 / (2 pi)).
+    count, delta = 10**7, 1e-6
+    assert math.sqrt(count * chi_square / (2 * math.pi)) > 2 * delta
+    assert min(bounds(SelfComposed(one, count), delta).values()) > 0
 
 
 def laplace_rdp(epsilon: float, orders: tuple[float, ...]) -> Array:
