@@ -3,6 +3,10 @@
 Private prediction's sensitivity c / s is that of rows whose logits are functions of their own
 prompt. Kernels satisfy that up to their rounding, which depends on the shape of the whole pass and
 is measured here with public prompts, on the device and in the precision that decode.
+
+Some models do not satisfy it. LongRoPE, as transformers computes it, turns all rows of a pass by
+other angles as soon as one of them is long; other layers count positions from the padding on. What
+moves by more than rounding is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from dpray.engines.base import (
     SelectorSpec,
     Waiting,
 )
+from dpray.types import InputError
 
 # A driver and the workers that read import this module, and need no torch.
 if TYPE_CHECKING:
@@ -30,6 +35,11 @@ FIRST_ROW = 80
 """The words of the first row: more than a block of a prefix cache."""
 LONGER = "+1"
 """The end of the name of a group whose prompts have one token more."""
+BESIDE_LONGEST = "0"
+"""The name of the group in which the first row is beside one as long as a row may be."""
+MOST = {"float32": 0.1}
+MOST_IN_16_BITS = 2.0
+"""What rounding moves is less than this, in nats."""
 TOKENS = 1024
 """The number of a row's logits that are compared, spread over the vocabulary."""
 
@@ -59,16 +69,17 @@ class RowProbe:
         return {"logits": self.logits}
 
 
-def row_variation(engine: Engine, rows: int) -> float:
+def row_variation(engine: Engine, rows: int, longest: int = 0) -> float:
     """Measure the largest change of a row's logits, in nats; 0.0 if no bit changed.
 
-    The row is computed alone, then beside up to `rows - 1` rows of other lengths (fewer if the
-    engine holds fewer), then with its last token in its prompt, as in a batch in parts. An engine
+    The row is computed alone, then beside up to `rows - 1` shorter rows (fewer if the engine holds
+    fewer), beside one of `longest` tokens, the most that a row may have (0: beside none), and then
+    with its last token in its prompt, as in a batch in parts. An engine
     that has a prefix cache takes all but the first row from it. Raises EngineError if a logit is
     not a number.
     """
     found: dict[str, list[list[float]]] = {}
-    for group in _groups(engine, rows):
+    for group in _groups(engine, rows, longest):
         for result in engine.decode_lockstep([group]):
             found[result.group_id] = result.state["logits"]
     alone = np.array(found.pop("1"))
@@ -81,6 +92,18 @@ def row_variation(engine: Engine, rows: int) -> float:
     if not np.isfinite(changes).all():
         raise EngineError("the model's logits are no numbers; engine.dtype may be too narrow")
     return max(changes, default=0.0)
+
+
+def refuse_dependence(variation: float, dtype: str) -> None:
+    """Raise InputError for a `row_variation` that is no rounding: the sensitivity c / s is not that
+    of such a model."""
+    if variation > MOST.get(dtype, MOST_IN_16_BITS):
+        raise InputError(
+            f"engine.model: a row's logits moved by up to {variation:.1e} with the other rows of "
+            f"its forward pass, in {dtype}, which is no rounding: nothing was drawn, because the "
+            "sensitivity c / s would not hold. Take another model, engine.kind vllm, or a smaller "
+            "method.max_prompt_tokens"
+        )
 
 
 def rounding_warnings(dtype: str, variation: float | None = None) -> list[str]:
@@ -107,9 +130,9 @@ def _aligned(other: np.ndarray, alone: np.ndarray, longer: bool) -> tuple[np.nda
     return (other[:-1], alone[1:]) if longer else (other, alone)
 
 
-def _groups(engine: Engine, rows: int) -> Iterator[LockstepGroup]:
-    """Yield the same first row alone and in groups of growing size, and again with the token that
-    these continue with."""
+def _groups(engine: Engine, rows: int, most: int) -> Iterator[LockstepGroup]:
+    """Yield the same first row alone, in groups of growing size, beside a row of `most` tokens, and
+    again with the token that these continue with."""
     words = min(32, (engine.context_length - POSITIONS) // 8)
     first = min(FIRST_ROW, 3 * words)
     lengths = [first, *(1 + 7 * row % words for row in range(1, rows))]
@@ -120,6 +143,12 @@ def _groups(engine: Engine, rows: int) -> Iterator[LockstepGroup]:
     spec = SelectorSpec("dpray.engines.row_variation:RowProbe", {"token": token})
     for size in sorted({1, *(size for size in (2, 8, 33) if size < rows), rows}):
         yield LockstepGroup(str(size), prompts[:size], prompts[0], spec, POSITIONS)
+    most = min(most, engine.context_length) - POSITIONS
+    while most > longest and engine.rows_at_once(most + POSITIONS) < 3:
+        most -= most // 8  # in parts the two would not share a pass
+    if most > longest:
+        last = prompts[0] + (token,) * (most - len(prompts[0]))
+        yield LockstepGroup(BESIDE_LONGEST, (prompts[0], last), prompts[0], spec, POSITIONS)
     longer = tuple((*prompt, token) for prompt in prompts)
     for size in sorted({1, rows}):
         yield LockstepGroup(f"{size}{LONGER}", longer[:size], longer[0], spec, POSITIONS)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import Phi3Config, Phi3ForCausalLM
 
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Engine,
     EngineError,
@@ -16,7 +19,10 @@ from dpray.engines.base import (
     LockstepResult,
     select_token,
 )
-from dpray.engines.row_variation import row_variation
+from dpray.engines.row_variation import refuse_dependence, row_variation
+from dpray.engines.transformers import TransformersEngine
+from dpray.types import InputError
+from tests.engines.tiny_model import make_tokenizer
 
 
 class Rounding:
@@ -107,6 +113,31 @@ def test_an_engine_that_holds_one_row_at_once_is_tested_too() -> None:
     device: Any = OneRow(0.25)
     assert row_variation(device, 127) == pytest.approx(0.25)
     assert device.sizes == [1, 1]
+
+
+def test_a_row_that_moves_with_the_length_of_another_is_found(tmp_path: Path) -> None:
+    """As transformers computes LongRoPE, one long row turns all rows of its pass by other angles:
+    one record more would move the logits of all others. The other groups do not show it, because
+    the row that is compared is the longest in them."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
+    rope |= {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    torch.manual_seed(0)
+    config = Phi3Config(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=256, initializer_range=0.15,
+        original_max_position_embeddings=128, rope_parameters=rope,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    Phi3ForCausalLM(config).save_pretrained(tmp_path)
+    make_tokenizer(512).save_pretrained(tmp_path)
+    section = EngineConfig(kind="transformers", model=str(tmp_path), dtype="float32")
+    engine = TransformersEngine(section, device="cpu", group=(16, 256))
+    for length in (0, 128):
+        refuse_dependence(row_variation(engine, 8, length), "float32")
+    found = row_variation(engine, 8, 160)
+    assert found > 0.5
+    with pytest.raises(InputError, match="which is no rounding: nothing was drawn"):
+        refuse_dependence(found, "float32")
 
 
 def test_a_real_engine_rounds_a_little(engine: Engine) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from dpray.accounting.accountant import calibrate
 from dpray.config.sections import EngineConfig
+from dpray.engines.base import Engine
 from dpray.engines.kv_cache import (
     GIB,
     bytes_per_token,
@@ -37,7 +38,7 @@ def context_of(engine: EngineConfig, codec: TextCodec) -> int:
 def longest_frame(
     template: PromptTemplate,
     labels: Collection[str],
-    codec: TextCodec,
+    codec: Engine | TextCodec,
     context: int,
     max_tokens: int,
 ) -> int:

@@ -9,8 +9,9 @@ from uuid import uuid4
 
 from dpray.engines.base import Engine, failure_name, may_be_repeated
 from dpray.engines.forms import forced_tokens
-from dpray.engines.row_variation import row_variation
+from dpray.engines.row_variation import refuse_dependence, row_variation
 from dpray.ledger.protocol import RunLedger
+from dpray.methods.private_prediction.affordable import longest_frame
 from dpray.methods.private_prediction.algorithm import Batch, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import encode_private, shown_examples
@@ -84,13 +85,23 @@ class BatchDecoder:
             forced_tokens(plan.form, plan.settings.max_tokens)  # refuses one that does not fit
         self.worker_id = f"{attempt_id}.{uuid4().hex[:16]}"
         self.engine = engine = load()
+        self._room = engine.context_length - plan.method.max_tokens
         # With public prompts, before a private one is here.
         try:
-            self._row_variation = row_variation(engine, plan.settings.expected_batch_size)
+            rows, dtype = plan.settings.expected_batch_size, plan.config.engine.dtype
+            self._row_variation = row_variation(engine, rows, self._longest_row())
+            refuse_dependence(self._row_variation, dtype)
         except BaseException:
             engine.close()  # the next attempt's engine needs its memory
             raise
-        self._room = engine.context_length - plan.method.max_tokens
+
+    def _longest_row(self) -> int:
+        """Return the most tokens of a row, its prompt and what is drawn: a public number."""
+        plan, engine = self.plan, self.engine
+        labels = [label for label, count in plan.batches.batches_per_label.items() if count]
+        context, drawn = engine.context_length, plan.method.max_tokens
+        framed = longest_frame(plan.template, labels, engine, context, drawn)
+        return min(context, framed + plan.settings.max_prompt_tokens + drawn)
 
     def work(self, tasks: Iterable[Iterable[Row]]) -> Generator[Outcome]:
         """Yield one outcome per batch, as soon as it is whole: `{batch, examples, private_tokens,

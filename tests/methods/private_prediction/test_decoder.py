@@ -24,7 +24,7 @@ from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.prompts import PromptTemplate, encode_private, shown_examples
 from dpray.registry import make_plan
-from dpray.types import AlreadyPublished, Budget, DprayError
+from dpray.types import AlreadyPublished, Budget, DprayError, InputError
 from dpray.workers.groups import SliceWorker
 from dpray.workers.pool_actor import PoolActor
 
@@ -185,6 +185,25 @@ def test_two_decoders_of_an_attempt_are_two_starts_in_the_ledger(
         with pytest.raises(AlreadyPublished):
             decoded(["0/1"])
         assert ledger.counts("run")["starts"] == 3
+
+
+def test_a_model_whose_rows_move_with_a_long_one_decodes_nothing(decoder: Decoder) -> None:
+    class Padded(SideBySide):
+        is_closed = False
+
+        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+            for group in groups:
+                moved = float(max(map(len, group.private_prompts)) > 500)
+                state = {"logits": [[moved]] * POSITIONS}
+                yield LockstepResult(group.group_id, "", (1,), "length", state)
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    engine = Padded()
+    with pytest.raises(InputError, match=r"moved by up to 1.0e\+00 .* in float32"):
+        decoder(Book(), engine)
+    assert engine.is_closed
 
 
 def test_what_the_ledger_refuses_to_begin_harms_no_batch_under_way(decoder: Decoder) -> None:
