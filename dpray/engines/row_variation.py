@@ -39,7 +39,7 @@ BESIDE_LONGEST = "0"
 """The name of the group in which the first row is beside one as long as a row may be."""
 MOST = {"float32": 0.1}
 MOST_IN_16_BITS = 2.0
-"""What rounding moves is less than this, in nats."""
+"""Rounding moves logits by less than this, in nats."""
 TOKENS = 1024
 """The number of a row's logits that are compared, spread over the vocabulary."""
 
