@@ -170,6 +170,12 @@ class Run:
         reach the model."""
         before, now = self.config_before, self._shaping()
         if before is None:
+            if has_begun and self.run["state"] != "finished":
+                raise InputError(
+                    "output.path: cannot verify that the configuration is unchanged: "
+                    f"{self.folder.private / CONFIG} is missing; restore it, or choose another "
+                    "folder"
+                )
             return
         changed = changed_files(self.run.get("config", {}), public_config(now))
         if not changed and without_connection(before) == without_connection(now):

@@ -85,6 +85,26 @@ def records(config: Config) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.open()]
 
 
+def test_a_run_that_has_lost_its_configuration_does_not_go_on_with_another(
+    config: Callable[..., Config], engine: Engine
+) -> None:
+    """Batches of two partitions would be released for one charge: a record could be in two."""
+    keys = {"runtime__max_attempts": 1, "method__private_tokens": 8}
+    made = config(**keys)
+    with pytest.raises(Resumable):
+        run(made, Faulty(engine, [EngineError("the GPU is gone")], after=1))
+    kept = Path(made.output.path) / "private" / "config.json"
+    before = kept.read_text()
+    kept.unlink()
+    for public_size in (60, 30):
+        with pytest.raises(InputError, match=r"configuration is unchanged: .* is missing"):
+            run(config(**keys, data__public_size=public_size), Faulty(engine))
+    kept.write_text(before)
+    report = run(made, Faulty(engine))
+    kept.unlink()
+    assert run(made, Faulty(engine)) == report
+
+
 def test_an_engine_that_raises_once_costs_its_unfinished_batches_a_repetition(
     config: Callable[..., Config], engine: Engine
 ) -> None:
