@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from dpray.accounting.event import MOMENT_ROUNDING
+
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
@@ -35,10 +37,6 @@ TAIL = 1e-15
 ROUNDING = 1.0 + 2.0**-49
 """The rounding error of a step of the recursion is below this factor: it adds products of positive
 numbers."""
-
-MOMENT_ROUNDING = 1e-12
-"""More than rounding takes from a computed log-moment, of which 6e-14 was found. A divergence that
-rounds to 0 would make a mechanism free, however often it is composed."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpray.accounting.event import Array, Event, pld_library
+from dpray.accounting.event import MOMENT_ROUNDING, Array, Event, pld_library
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -72,8 +72,6 @@ class DiscreteLaplace(Event):
         """Return the closed form for a shift by S = `sensitivity`, with room for its rounding. With
         a = 1 / scale, the loss is a S at x <= 0, a (S - 2x) at x = 1, ..., S-1, and -a S at
         x >= S."""
-        from dpray.accounting.bounded_range import MOMENT_ROUNDING
-
         alpha, a, S = np.asarray(orders), 1.0 / self.scale, self.sensitivity
         log_r = -a * (2 * alpha - 1)
         ends = (1 + np.exp(S * log_r)) / (1 + math.exp(-a))
