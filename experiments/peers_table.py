@@ -68,19 +68,22 @@ One run a row, and 24 texts are few: differences of accuracy below a tenth may b
 - What aug-pe's epsilon leaves out: noise from a seed (42), the exact share of each label, and the
   exact votes, which it writes beside the noisy ones. It also hands padding to the model as text,
   and takes the prompt for the text where an answer is empty.
-- DP-SGD, dpray and Opacus (five rounds a row with 32 expected records, on a quiet machine; one or
-  two with 256): in float32 dpray's step takes less time than Opacus's in every row and every round,
-  0.87 to 0.95 of it with texts of at most 48 tokens and 0.61 to 0.69 with 128, and at most 1.04 of
-  plain training's. It pads a text by its own length alone, and computes no dummies.
+- DP-SGD, dpray and Opacus (texts of at most 48 tokens, and of 128; one thread, and two): in float32
+  dpray's step takes less time than Opacus's in every row, 0.87 to 0.93 of it with 48 tokens and
+  0.61 to 0.69 with 128, and at most 1.01 of plain training's. It pads a text by its own length
+  alone, and computes no dummies.
   In bfloat16 its micro-batches have a fixed number of rows, which dummies fill up, so that no
-  text can move another's gradient (docs/privacy.md, section 5.2). On one thread it takes 0.92 and
-  0.69 of Opacus's time, on two 0.93 with 128 tokens and **1.24 with 48** (1.41 of plain
-  training's): micro-batches of 4 short rows gain little from a second thread. With 256 records,
-  on one thread, it takes 0.86 and 0.65.
+  text can move another's gradient (docs/privacy.md, section 5.2). It takes 0.63 to 0.94 of
+  Opacus's time in seven rows of eight, at most 1.06 of plain training's, and **1.24 in the eighth:
+  32 records of 48 tokens on two threads** (1.41 of plain training's). There micro-batches of 4
+  short rows gain little from a second thread. Other numbers of rows and fewer lengths were tried,
+  and would leave it at 1.1 (computed from the lengths of AG News, and measured with 7 rows: 1.03
+  on a batch that fits them well).
   Memory is less than Opacus's in every row. A shape of a micro-batch is tried once in a training,
   which is not in these times. The sums of clipped gradients are equal to 8e-7 in float32, and to
   3e-2 in bfloat16.
-- Not measured: 256 records in bfloat16 on two threads.
+- The rounds with 32 records were measured on a quiet machine, those with 256 on one thread two at
+  a time, each on a core of its own.
 - Not run: other epsilons, second runs, and a whole training with Opacus. dp-transformers does not
   run with transformers 5 (experiments/peers/README.md).
 """
