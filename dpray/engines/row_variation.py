@@ -99,8 +99,8 @@ def refuse_dependence(variation: float, dtype: str) -> None:
         raise InputError(
             f"engine.model: the logits of a row moved by up to {variation:.1e} with the other rows "
             f"of its forward pass, which is more than rounding in {dtype}. Nothing was drawn: the "
-            "sensitivity c / s does not hold for this model. Take another model, engine.kind vllm, "
-            "or a smaller method.max_prompt_tokens"
+            "sensitivity c / s does not hold for this model. In the same folder the charge pays "
+            "for another model, engine.kind vllm, or a smaller method.max_prompt_tokens"
         )
 
 

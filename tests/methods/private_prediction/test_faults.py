@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from dpray.engines.base import (
 from dpray.engines.row_variation import LONGER
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
+from dpray.methods.private_prediction import decoder
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import MOST_COPIES, bound_copies
 from dpray.types import DprayError, InputError, Resumable
@@ -103,6 +105,26 @@ def test_a_run_that_has_lost_its_configuration_does_not_go_on_with_another(
     report = run(made, Faulty(engine))
     kept.unlink()
     assert run(made, Faulty(engine)) == report
+
+
+def test_a_model_that_is_refused_at_its_start_leaves_the_charge_to_another(
+    config: Callable[..., Config],
+    engine: Engine,
+    model_folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = config()
+    with monkeypatch.context() as patched:
+        patched.setattr(decoder, "row_variation", lambda *_: 1.0)
+        with pytest.raises(InputError, match="Nothing was drawn"):
+            run(made, Faulty(engine))
+    assert not (Path(made.output.path) / "synthetic.jsonl").exists()
+    other = copytree(model_folder, tmp_path / "another model")
+    run(config(engine__model=str(other)), Faulty(engine))
+    ledger = Ledger.open(made.privacy.ledger)
+    assert [row["kind"] for row in ledger.export()].count("reserve") == 1
+    ledger.close()
 
 
 def test_an_engine_that_raises_once_costs_its_unfinished_batches_a_repetition(
