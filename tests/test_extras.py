@@ -44,7 +44,7 @@ def test_a_run_of_sequences_needs_no_extra(tmp_path: Path) -> None:
     ledger, folder = f"privacy.ledger=sqlite:///{tmp_path}/ledger.db", tmp_path / "run"
     made = dpray("run", "jobs/dp_kps_cpu.yaml", ledger, f"output.path={folder}")
     assert made.returncode == 0, made.stderr
-    assert len((folder / "synthetic.jsonl").read_text().splitlines()) == 500
+    assert len((folder / "synthetic.jsonl").read_bytes().splitlines()) == 500
     assert (folder / "privacy_report.html").exists()
     described = dpray("card", folder)
     assert described.returncode == 0, described.stderr

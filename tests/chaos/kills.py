@@ -133,7 +133,7 @@ class Case:
         if (code := self.run()) != 0:
             return f"exit code {code} in the end: {self.printed.read_text()[-500:]}"
         faults = self.faults() + self.left_behind()
-        lines = (self.output / "synthetic.jsonl").read_text().splitlines()
+        lines = (self.output / "synthetic.jsonl").read_bytes().splitlines()
         released = {json.loads(line)["text"] for line in lines}
         if len(lines) != records:
             faults.append(f"{len(lines)} records, not {records}")

@@ -61,7 +61,8 @@ METHODS = {
 
 
 def rows_of(released: Any) -> list[Any]:
-    lines = (released.folder / "table.jsonl").read_text(encoding="utf-8").splitlines()
+    # Of bytes: a text may hold other ends of lines.
+    lines = (released.folder / "table.jsonl").read_bytes().splitlines()
     return [json.loads(line) for line in lines]
 
 

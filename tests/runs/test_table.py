@@ -23,7 +23,8 @@ def release(folder: Path, texts: list[str], label: Any = None) -> Path:
 
 
 def tables(folder: Path) -> tuple[list[dict[str, Any]], pa.Table]:
-    lines = (folder / "table.jsonl").read_text(encoding="utf-8").splitlines()
+    # Of bytes: a text may hold other ends of lines.
+    lines = (folder / "table.jsonl").read_bytes().splitlines()
     return [json.loads(line) for line in lines], pq.read_table(folder / "table.parquet")
 
 
