@@ -181,8 +181,7 @@ def _figure(value: float | None, digits: int) -> str:
 
 def at_most(value: float, digits: int = 3) -> str:
     """Write an upper bound, rounded up to `digits` significant digits."""
-    step = 10.0 ** (math.floor(math.log10(value)) + 1 - digits)
-    rounded = math.ceil(value / step * (1 - 1e-12)) * step
+    rounded = _rounded_up(value * (1 - 1e-12), digits)
     whole = rounded >= 10 ** (digits - 1)
     return f"{rounded:,.0f}" if whole else f"{rounded:.{digits}g}"
 
@@ -202,8 +201,12 @@ def number(value: float) -> str:
 
 def bound(value: float) -> str:
     """Write an upper bound as `number` writes a number, rounded up."""
-    digits = Context(prec=6, rounding=ROUND_CEILING)
-    return number(float(digits.create_decimal(repr(value))))
+    return number(_rounded_up(value, digits=6))
+
+
+def _rounded_up(value: float, digits: int) -> float:
+    """Return the least number of `digits` significant digits that is not below the value."""
+    return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value)))
 
 
 def plus_minus(value: Mapping[str, float], digits: int) -> str:
