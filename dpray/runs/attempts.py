@@ -88,7 +88,7 @@ def _ended_for_memory(session: Session[Any], error: Exception) -> DprayError:
     if not failed:
         return Resumable(f"{what}, and nothing was being drawn")
     return RunFailed(
-        f"{what}: {failed[0]} (and {len(failed) - 1} more) failed with it and cannot be repeated, "
+        f"{what}; what was being drawn ({failed[0]}, {len(failed)} in all) cannot be repeated, "
         "so this run cannot be finished"
     )
 

@@ -8,3 +8,6 @@ import os
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
 # This silences the errors of a task whose result is not awaited.
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+# Without a bound, Ray repeats a task that its memory monitor ended, and a run whose rows do not fit
+# into the memory would never end.
+os.environ.setdefault("RAY_task_oom_retries", "3")

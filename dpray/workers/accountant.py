@@ -11,25 +11,30 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from dpray.ledger.ledger import Heads, Ledger
 from dpray.ledger.operations import Operation
 from dpray.ledger.protocol import RunLedger
 from dpray.ledger.store import parse_url
-from dpray.types import DprayError
+from dpray.types import DprayError, Resumable
 from dpray.version import __version__
+
+T = TypeVar("T")
 
 NAMESPACE = "dpray"
 
 CONCURRENT_CALLS = 128
 """The number of the actor's threads: as many calls wait at the same time."""
+
+GONE = (RayActorError, OutOfMemoryError)
+"""Ray raises these for an actor that is gone, the second if its memory monitor ended it."""
 
 
 class Accountant:
@@ -101,7 +106,7 @@ class AccountantClient(RunLedger):
         # Absolute, because the actor has another working directory.
         self._url = parse_url(url).render_as_string(hide_password=False)
         self._node_id = ray.get_runtime_context().get_node_id()
-        self._actor = _start_actor(self._url, self._node_id)
+        self._actor = while_lost(_start_actor, self._url, self._node_id)
         self._heads: Heads = {}
 
     def write(self, operation: Operation) -> Any:
@@ -123,20 +128,33 @@ class AccountantClient(RunLedger):
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         try:
             return ray.get(getattr(self._actor, method).remote(*arguments, **options))
-        except (RayActorError, OutOfMemoryError):
-            # It may have written before it died. A second call is safe: the ledger knows the key.
-            self._actor = _start_actor(self._url, self._node_id)
-            # The ledger may have been put back meanwhile; a new accountant would not know.
-            ray.get(self._actor.require_heads.remote(self._heads))
-            return ray.get(getattr(self._actor, method).remote(*arguments, **options))
+        except GONE:
+            return while_lost(self._call_another, method, *arguments, **options)
+
+    def _call_another(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Repeat a call with a new accountant. The last one may have written before it died, and a
+        second call is safe: the ledger knows the key."""
+        self._actor = _start_actor(self._url, self._node_id)
+        # The ledger may have been put back meanwhile; a new accountant would not know.
+        ray.get(self._actor.require_heads.remote(self._heads))
+        return ray.get(getattr(self._actor, method).remote(*arguments, **options))
 
 
-@retry(
-    retry=retry_if_exception_type(RayActorError),
-    stop=stop_after_attempt(10),
-    wait=wait_exponential(multiplier=0.1, max=2),
-    reraise=True,
-)
+def while_lost(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Call `function`, and again for some seconds while it fails because the accountant is lost.
+    Raises Resumable after that."""
+    again = Retrying(
+        retry=retry_if_exception_type(GONE),
+        stop=stop_after_attempt(10),
+        wait=wait_exponential(multiplier=0.1, max=2),
+        reraise=True,
+    )
+    try:
+        return again(function, *arguments, **options)
+    except GONE as error:
+        raise Resumable("the ledger's accountant on Ray was lost again and again") from error
+
+
 def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
     """Return a living actor. For a moment after a death the name still leads to the dead one."""
     options: dict[str, Any] = {}

@@ -7,7 +7,9 @@ that it gets:
 
 - `quotes`: an error of pyarrow, torch or pydantic (which checks vLLM's arguments) that repeats it;
 - `memory`: the process may take no more memory, and allocates until Python or a library raises;
-- `killed`: the kernel's signal to a process that took too much; once, and the file MARKER is made.
+- `killed`: the kernel's signal to a process that took too much; once, and the file MARKER is made;
+- `monitored`: the process fills the memory with the text until Ray's memory monitor ends it; the
+  file MARKER is made.
 
 With the PLACE `accountant` the accountant is killed at each operation on the ledger, and not when
 the operation is repeated: `before` it, while it is `uncommitted`, or `after` it. MARKER.deaths has
@@ -22,10 +24,13 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 PRIVATE = "Marlowe"
 
@@ -81,6 +86,9 @@ def failing(
                 quote(text, library)
             elif fault == "memory":
                 use_up_the_memory()
+            elif fault == "monitored":
+                marker.touch()
+                fill_the_memory(text)
             elif not marker.exists():
                 marker.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -127,6 +135,18 @@ def use_up_the_memory() -> None:
         bytearray(2**30)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (bound, resource.RLIM_INFINITY))
+
+
+def fill_the_memory(text: str) -> None:
+    """Fill the memory until Ray ends this process, but for the last 3 GiB of the machine."""
+    block = text.encode()
+    block *= 2**26 // len(block)
+    held = []
+    for _ in range(600):
+        if psutil.virtual_memory().available > 3 * 2**30:
+            held.append(block + b".")
+        time.sleep(0.1)
+    raise AssertionError("Ray did not end this process")
 
 
 def main(place: str, fault: str, marker: str, config: str) -> int:

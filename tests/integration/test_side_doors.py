@@ -1,19 +1,22 @@
-"""Workers of each method quote a private text when they fail, have no memory left, or are killed
-by the kernel: the word that all private records hold is nowhere but in the data after that."""
+"""Workers of each method quote a private text when they fail, have no memory left, or are ended by
+the kernel or by Ray's memory monitor: the word that all private records hold is nowhere but in the
+data after that."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.chaos.kept import keep
 from tests.chaos.recount import recount
 from tests.chaos.rehearsed import RECORDS
-from tests.integration.processes import MARKER, Cluster, Runs, ray_cluster, short
+from tests.integration.processes import MARKER, Cluster, Ended, Runs, ray_cluster, short
 from tests.integration.side_doors import assert_closed, shown_on_dashboard, with_faulty_workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(1800)]
@@ -28,8 +31,12 @@ CASES = [
     ("dp_sgd", "rank"),
 ]
 
-ENDS = {"quotes": (1, 2), "memory": (1, 2, 4), "killed": (0, 4)}
-"""The exit codes after each fault: a lost worker's work is repeated, or can be."""
+ENDS = {"quotes": (1, 2), "memory": (1, 2, 4), "killed": (0, 4), "monitored": (1, 4)}
+"""The exit codes after each fault: a lost worker's work is repeated, or can be. A disjoint batch
+that Ray ended for want of memory is not."""
+
+ROOM = 4 * 2**30
+"""Bytes that a run may take until Ray's memory monitor ends one of its workers."""
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +55,35 @@ def variables(homes: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def cluster(homes: Path) -> Iterator[Cluster]:
-    """One that spills each object at once, and may dump cores."""
+    with closed_cluster(homes) as made:
+        yield made
+
+
+@contextmanager
+def closed_cluster(homes: Path, **more: str) -> Iterator[Cluster]:
+    """A cluster that spills each object at once, and may dump cores."""
     settings: dict[str, Any] = {
         "cpus": 3,
         "RAY_object_spilling_threshold": "0.0",
         "RAY_min_spilling_size": "1",
         "RAY_metrics_report_interval_ms": "5000",
     }
-    with short() as folder, ray_cluster(folder, jobs=True, **settings, **variables(homes)) as made:
+    settings |= variables(homes) | more
+    with short() as folder, ray_cluster(folder, jobs=True, **settings) as made:
         yield made
 
 
-@pytest.mark.parametrize("fault", ENDS)
+@pytest.fixture
+def full_cluster(homes: Path) -> Iterator[Cluster]:
+    """The same, whose memory monitor has room for a run, but not for one that fills the memory."""
+    memory = psutil.virtual_memory()
+    share = (memory.total - memory.available + ROOM) / memory.total
+    assert share < 0.8, "too little memory is free"
+    with closed_cluster(homes, RAY_memory_usage_threshold=f"{share:.3f}") as made:
+        yield made
+
+
+@pytest.mark.parametrize("fault", ["quotes", "memory", "killed"])
 @pytest.mark.parametrize(("method", "place"), CASES)
 def test_a_worker_that_ends_at_a_private_text(
     runs: Callable[..., Runs],
@@ -69,8 +93,24 @@ def test_a_worker_that_ends_at_a_private_text(
     place: str,
     fault: str,
 ) -> None:
-    began = time.time()
     run = with_faulty_workers(runs(data__public_size=RECORDS), method, place, fault)
+    assert_held(run, cluster, homes, method, place, fault)
+
+
+@pytest.mark.parametrize(("method", "place"), CASES)
+def test_a_worker_that_rays_memory_monitor_ends(
+    runs: Callable[..., Runs], full_cluster: Cluster, homes: Path, method: str, place: str
+) -> None:
+    run = with_faulty_workers(runs(data__public_size=RECORDS), method, place, "monitored")
+    run.cluster = full_cluster
+    ended = assert_held(run, full_cluster, homes, method, place, "monitored")
+    assert "memory" in ended.err
+
+
+def assert_held(
+    run: Runs, cluster: Cluster, homes: Path, method: str, place: str, fault: str
+) -> Ended:
+    began = time.time()
     result = "held"
     try:
         ended = run.run(**variables(homes))
@@ -78,10 +118,11 @@ def test_a_worker_that_ends_at_a_private_text(
         by_monitor = "want of memory" in ended.err or "low on memory" in ended.err
         assert ended.code in ENDS[fault] or (by_monitor and ended.code == 4), ended.err
         assert ended.code == 0 or ended.err.count("\n") == 1, ended.err
-        assert run.marker.exists() == (fault == "killed")
+        assert run.marker.exists() == (fault in ("killed", "monitored"))
         assert recount(run.url, [run.output]) == []
         assert_closed(cluster, began, homes, run.output)
         assert MARKER.decode() not in shown_on_dashboard(cluster)
+        return ended
     except BaseException as error:
         result = f"{type(error).__name__}: {error}"[:500]
         raise

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import ray
 import sqlalchemy as sa
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
@@ -32,12 +33,14 @@ from dpray.types import (
     LedgerConflict,
     LedgerError,
     MissingLedger,
+    Resumable,
 )
 from dpray.workers.accountant import (
     NAMESPACE,
     Accountant,
     AccountantClient,
     actor_name,
+    while_lost,
 )
 
 STATED_FOR = ("record", NEIGHBORING_RELATION)
@@ -219,6 +222,36 @@ def test_an_accountant_killed_between_reserve_and_commit(accountant: AccountantC
     assert accountant.publish("run", "attempt-1", [("a/0", SHA)]) == 1
     assert accountant.commit("run")
     assert Ledger.open(url).verify() == []
+
+
+def lost(times: int) -> Iterator[Exception]:
+    """The two errors of Ray for an actor that is gone, in turn."""
+    for number in range(times):
+        yield [OutOfMemoryError("low on memory"), RayActorError()][number % 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [0, 1, 4])
+def test_a_call_is_repeated_while_the_accountant_is_lost(times: int):
+    errors = lost(times)
+
+    def call(answer: str) -> str:
+        for error in errors:
+            raise error
+        return answer
+
+    assert while_lost(call, "written") == "written"
+
+
+@pytest.mark.slow
+def test_a_run_stops_and_can_go_on_if_the_accountant_is_lost_again_and_again():
+    errors = lost(1_000)
+
+    def call() -> None:
+        raise next(errors)
+
+    with pytest.raises(Resumable, match="accountant on Ray was lost again and again"):
+        while_lost(call)
 
 
 @pytest.mark.slow

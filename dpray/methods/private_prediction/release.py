@@ -87,7 +87,7 @@ def refuse_failed(session: BatchSession) -> None:
     if failed:
         batch, (_, reason) = next(iter(failed.items()))
         raise RunFailed(
-            f"batch {batch} failed with {reason} (and {len(failed) - 1} more with it); a batch "
+            f"batch {batch} failed with {reason} ({len(failed)} in all); a batch "
             f"that raised itself, or for which the memory did not suffice, is never repeated, "
             f"so this run cannot be finished"
         )
