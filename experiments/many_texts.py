@@ -153,11 +153,11 @@ def section() -> list[str]:
     return [
         "## More texts",
         "",
-        f"What a classifier learns from so many texts, all at epsilon {EPSILON:g} (`python "
-        f"experiments/many_texts.py DATA/METHOD@TEXTS`), by label: of {NOTES:,} notes of the "
-        "packaged clinic with the packaged model, and of the sets with codes for labels with "
-        f"SmolLM2. A figure for each run. Real: the mean of {DRAWS} draws of so many private "
-        "records.",
+        "The accuracy by label of a classifier over the number of texts that it learns from, all "
+        f"at epsilon {EPSILON:g} (`python experiments/many_texts.py DATA/METHOD@TEXTS`): "
+        f"{NOTES:,} notes of the packaged clinic with the packaged model, and the sets with codes "
+        "for labels with SmolLM2. Each run has a figure. Real records: the mean of "
+        f"{DRAWS} draws of that number.",
         "",
         "| data | method | " + " | ".join(f"{texts:,}" for texts in TEXTS) + " |",
         "|---|---|" + "---:|" * len(TEXTS),

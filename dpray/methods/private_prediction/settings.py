@@ -36,13 +36,13 @@ class PrivatePredictionSettings(TextSettings):
     )
     private_tokens: Count | None = Field(
         None,
-        description="r, the most private tokens of a batch; null: as many as epsilon allows "
-        "(disjoint), or max_tokens less what the schema takes anyway (poisson)",
+        description="r, the most private tokens of a batch; null: what epsilon pays for "
+        "(disjoint), or max_tokens without the tokens that the schema forces (poisson)",
     )
     texts: Count | None = Field(
         None,
-        description="poisson: the number of texts that are decoded; null: max_records, or as many "
-        "as epsilon allows, if those are fewer",
+        description="poisson: the number of texts that are decoded; null: max_records, or what "
+        "epsilon pays for, whichever is less",
     )
     clip: Literal["recentred", "dclip"] = Field(
         "recentred", description="Eq. 1, or differences to the public logits"
@@ -73,8 +73,8 @@ class PrivatePredictionSettings(TextSettings):
     )
     max_records: Count | None = Field(
         None,
-        description="the most records; disjoint: shared equally over the batches, of which only as "
-        "many are decoded as give them; poisson: see texts; null: as many as epsilon allows",
+        description="the most records. Disjoint batches share it equally, and decoding stops when "
+        "it is reached; poisson: see texts; null: what epsilon pays for",
     )
     few_shot: str | None = Field(
         None,
