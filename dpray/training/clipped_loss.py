@@ -9,6 +9,7 @@ vocabulary.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -117,6 +118,11 @@ class PerExampleLoss(nn.Module):
         self.model = model
         self.precision = precision
         self.ghost = GhostNorms(model)
+        config: Any = getattr(model, "config", None)
+        most = (
+            getattr(config.get_text_config(), "max_position_embeddings", None) if config else None
+        )
+        self._last_position = sys.maxsize if most is None else most - 1
         if precision == "bfloat16":
             for module in model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):
@@ -146,9 +152,7 @@ class PerExampleLoss(nn.Module):
     def forward(
         self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, labels_BT: torch.Tensor
     ) -> torch.Tensor:
-        # One row of positions per example: a lookup that all examples share has no per-example
-        # gradient. Padding has position 0, so that it may exceed the model's positions.
-        positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device) * mask_BT
+        positions_BT = self._positions(mask_BT)
         low = self.precision == "bfloat16"
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=low):
             logits_BTV = self.model(
@@ -162,6 +166,20 @@ class PerExampleLoss(nn.Module):
         self.own_losses_B = losses_B
         # A clone, because engines hook and scale what they get: the norms are made of the original.
         return losses_B.clone()
+
+    def _positions(self, mask_BT: torch.Tensor) -> torch.Tensor:
+        """Return the positions of all tokens, a row for each example: a lookup that all examples
+        share has no per-example gradient.
+
+        Padding counts on, up to the last position that a text of this shape may have. So the
+        largest one follows from the shape alone: LongRoPE and dynamic scaling, as transformers
+        computes them, choose the angles of all rows by it. Padding may exceed the model's
+        positions, and then stays at its last one.
+        """
+        T = mask_BT.shape[1]
+        positions_T = torch.arange(T, device=mask_BT.device)
+        padding_T = positions_T.clamp(max=min(max(T - 2, 0), self._last_position))
+        return torch.where(mask_BT.bool(), positions_T, padding_T)
 
     @contextmanager
     def clipped(

@@ -52,6 +52,27 @@ def llama(tied: bool = False) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
+def phi3(turning: int) -> Any:
+    """Return a model with LongRoPE: beyond `turning` tokens it turns by other angles."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    torch.manual_seed(0)
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": turning}
+    config = Phi3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        original_max_position_embeddings=turning,
+        rope_parameters=rope | {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8},
+        initializer_range=0.1,
+        pad_token_id=0,
+    )
+    return Phi3ForCausalLM(config).eval()
+
+
 def lora(model: Any) -> Any:
     """Return the model with adapters on every linear layer, none of them zero."""
     from peft import LoraConfig, get_peft_model
