@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging as absl_logging
 
-from dpray.accounting.composed_events import SelfComposed
+from dpray.accounting.composed_events import Parallel, SelfComposed
 from dpray.accounting.event import Event, canonical_json, check_delta
 from dpray.accounting.events import Gaussian
 
@@ -41,8 +41,10 @@ RDP_ORDERS: tuple[float, ...] = (
 )
 """The default orders of dp-accounting."""
 
-# The FFT and the closed form round delta by about 1e-14, so a much smaller delta is not reliable.
+# The closed form rounds delta by about 1e-14, so a much smaller delta is not reliable.
 PLD_MIN_DELTA = 1e-10
+# An FFT that is raised to the power of a count rounds delta by up to 3e-16 for each mechanism.
+FFT_ROUNDING = 2.0**-50
 # A plan with a larger epsilon by RDP protects nothing, and its PLD would take gigabytes.
 PLD_MAX_EPSILON = 200.0
 # Grid points for the losses of a plan: at 2^15 the epsilons of DP-SGD are within 1e-4 of the limit.
@@ -141,8 +143,19 @@ def _pld_epsilon(event: Event, delta: float) -> float:
 
         with np.errstate(divide="ignore"):
             return float(get_epsilon_gaussian(1 / mu, delta)) + GAUSSIAN_TOLERANCE
+    exact = delta - FFT_ROUNDING * _convolutions(event)
+    if exact <= 0:
+        return math.inf
     pld = _composed_pld(event)
-    return math.inf if pld is None else float(pld.get_epsilon_for_delta(delta))
+    return math.inf if pld is None else float(pld.get_epsilon_for_delta(exact))
+
+
+def _convolutions(event: Event) -> int:
+    """Return how many privacy loss distributions are composed for an event."""
+    return sum(
+        count * (max(map(_convolutions, part.events)) if isinstance(part, Parallel) else 1)
+        for part, count in event.terms().items()
+    )
 
 
 @functools.lru_cache(maxsize=8)

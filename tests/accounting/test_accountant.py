@@ -10,6 +10,7 @@ import pytest
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from dpray.accounting.accountant import (
     RDP_ORDERS,
@@ -19,7 +20,7 @@ from dpray.accounting.accountant import (
     rdp_to_epsilon,
     zcdp_epsilon,
 )
-from dpray.accounting.composed_events import Composed, SelfComposed
+from dpray.accounting.composed_events import Composed, Parallel, SelfComposed
 from dpray.accounting.composition import (
     BasicComposition,
     Charge,
@@ -119,6 +120,28 @@ def test_no_rounding_makes_a_mechanism_free() -> None:
     # dp-accounting 0.6.0 gives negative divergences for some of these, and then epsilon 0.
     for q in (0.0001, 0.001, 0.01):
         assert np.all(PoissonSubsampledGaussian(q, 1e7).rdp(RDP_ORDERS) > 0)
+
+
+@pytest.mark.parametrize(("scale", "count"), [(512.0, 10**6), (512.0, 2 * 10**6), (8192.0, 10**6)])
+def test_the_rounding_of_many_compositions_is_left_aside(scale: float, count: int) -> None:
+    """Noise on one bit has two losses, so the law of their sum is binomial. Without room, delta at
+    the claimed epsilon was above the asked one, by 0.4 % at 1e-9 and by 7 % at 1e-10: an FFT is
+    raised to the power of the count, and its rounding with it."""
+    event = Composed((SelfComposed(DiscreteLaplace(scale, 1), count),))
+    losses = (2 * np.arange(count + 1) - count) / scale
+    chances = stats.binom.pmf(np.arange(count + 1), count, 1 / (1 + math.exp(-1 / scale)))
+    for delta in (1e-10, 1e-9, 1e-8):
+        epsilon = bounds(event, delta)["pld"]
+        above = losses > epsilon
+        assert (chances[above] * -np.expm1(epsilon - losses[above])).sum() <= delta
+
+
+def test_the_rounding_inside_parallel_events_counts() -> None:
+    draws = SelfComposed(PoissonSubsampledDraws(1e-3, 0.01, 64), 10_000)
+    alone, beside = bounds(draws, 1e-9)["pld"], bounds(Parallel((draws, draws)), 1e-9)["pld"]
+    assert beside >= alone
+    many = SelfComposed(Parallel((draws, DiscreteLaplace(1e6, 1))), 200)
+    assert bounds(many, 1e-9)["pld"] == math.inf
 
 
 @pytest.mark.parametrize("delta", [-1e-9, 1.0, math.nan, math.inf])
