@@ -29,6 +29,10 @@ from dpray.types import Budget, BudgetRefused, InputError, LedgerError
 RELATIVE_ROUNDING = 1e-9
 """An event's cost may differ by this much between two machines; a larger difference is a fault."""
 
+RELATIVE_CHANGE = 1e-5
+"""An event may have cost this much less in the version of dpray that charged it: what rounding
+takes from a cost was bounded more tightly since."""
+
 
 @dataclass(frozen=True)
 class Account:
@@ -124,9 +128,9 @@ _PRICING = threading.Lock()
 """One thread at a time computes a price; the others find it in the cache."""
 
 
-def check_price(event: Event, asked: Budget) -> None:
+def check_price(event: Event, asked: Budget, tolerance: float = RELATIVE_ROUNDING) -> None:
     """Raise `InputError` for numbers that are no budget, and for a run that asks for less than its
-    event costs."""
+    event costs, up to a relative `tolerance`."""
     # Late: a ledger is read without the accountant and what it imports.
     from dpray.accounting.accountant import cost
 
@@ -134,7 +138,7 @@ def check_price(event: Event, asked: Budget) -> None:
         raise InputError(f"a charge has a finite epsilon and a delta below 1, not {asked}")
     with _PRICING:
         price = cost(event, asked.delta).epsilon
-    if not price <= asked.epsilon * (1 + RELATIVE_ROUNDING):
+    if not price <= asked.epsilon * (1 + tolerance):
         raise InputError(
             f"a charge of {asked} does not cover its event, which costs epsilon {price:.6g}"
         )

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from dpray.ledger import queries
-from dpray.ledger.account import Account, charge_of, check_price
+from dpray.ledger.account import RELATIVE_CHANGE, Account, charge_of, check_price
 from dpray.ledger.chain import Chain, Entry
 from dpray.ledger.operations import Operation, Seen, Tip, Transaction
 from dpray.ledger.protocol import P, RunLedger, T
@@ -213,7 +213,7 @@ def _charge_problems(account: Account, entry: Entry) -> Iterator[str]:
             yield f"{place}: its {term} is not the budget's"
     try:
         charge = charge_of(entry.payload)
-        check_price(charge.event, charge.reserved)
+        check_price(charge.event, charge.reserved, RELATIVE_CHANGE)
     except (DprayError, ValueError) as error:
         yield f"{place}: {error}"
 

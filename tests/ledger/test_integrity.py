@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from dpray.accounting.composed_events import event_from_json
+from dpray.accounting import accountant
+from dpray.accounting.composed_events import SelfComposed, event_from_json
 from dpray.accounting.event import canonical_json
-from dpray.accounting.events import DiscreteLaplace, Gaussian
+from dpray.accounting.events import DiscreteLaplace, Gaussian, PoissonSubsampledGaussian
 from dpray.ledger.account import Account
 from dpray.ledger.chain import Entry
 from dpray.ledger.ledger import Ledger
@@ -135,6 +136,22 @@ def test_verify_sees_a_charge_that_never_covered_its_event(url: str, ledger: Led
     assert len(problems) == 2
     assert any("does not cover its event" in problem for problem in problems)
     assert any("privacy_unit" in problem for problem in problems)
+
+
+def test_a_charge_that_an_older_version_made_is_no_problem(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    """Older versions left no room for the rounding of the FFT."""
+    event = SelfComposed(PoissonSubsampledGaussian(0.01, 4.0), 1000)
+    monkeypatch.setattr(accountant, "FFT_ROUNDING", 0.0)
+    accountant.cost.cache_clear()
+    old = accountant.cost(event, 1e-6)
+    ledger.create_dataset("old", Budget(1.0, 1e-6), *STATED_FOR)
+    ledger.reserve("old", {"run-3": (event, Budget(old.epsilon, 1e-6))}, *STATED_FOR)
+    monkeypatch.undo()
+    accountant.cost.cache_clear()
+    assert accountant.cost(event, 1e-6).epsilon > old.epsilon * (1 + 1e-9)
+    assert ledger.verify() == []
 
 
 @pytest.mark.parametrize(
