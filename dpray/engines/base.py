@@ -259,6 +259,10 @@ class SelectorFailed(EngineError):
     """A token selector raised. It may have drawn before: its text must not be drawn twice."""
 
 
+class NotNumbers(ArithmeticError):
+    """A row's highest logit is infinite or not a number."""
+
+
 class OutOfMemory(EngineError):
     """The model's work does not fit the memory, and how much it needs depends on the prompts."""
 
@@ -300,6 +304,8 @@ def selector_error(name: str) -> EngineError:
     own kernels surface in the selector, which is the first to wait for them."""
     if name in (OutOfMemory.__name__, "AcceleratorError"):
         return _named_error("the device failed", name)
+    if name == NotNumbers.__name__:
+        return SelectorFailed("the model's logits are no numbers; engine.dtype may be too narrow")
     return SelectorFailed(f"the token selector failed ({name})")
 
 

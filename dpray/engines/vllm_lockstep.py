@@ -10,6 +10,10 @@ all of this with the same numbers.
 If public logits decide which tokens may be drawn, or from which rows, the selector gets them from
 a pass of their own (`PublicPass`), unless the kernels are invariant to the batch.
 
+A group with a row that is no number fails (`NotNumbers`). Attention multiplies what it leaves out
+by 0, and 0 times NaN is NaN: such a row's keys and values spread in vLLM's cache, to rows that
+share its first tokens and to those that get its memory later.
+
 A group that does not fit the engine comes in parts (`_PartedGroup`): for every token each of its
 rows is a request of its own, for one token, and the selector adds up their logits as they come.
 The engine asks for the draw when all rows are in (`LockstepWorker.parts_draw`).
@@ -31,6 +35,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from dpray.engines.base import (
+    NotNumbers,
     SelectorSpec,
     TokenSelector,
     Waiting,
@@ -103,7 +108,10 @@ class _PartedGroup(_Text):
             return
         assert self.public is not None
         try:
-            self.selector.add(logits[list(new.values())], self.public)
+            part = logits[list(new.values())]
+            if not part.amax(dim=-1).isfinite().all():
+                raise NotNumbers
+            self.selector.add(part, self.public)
         except Exception as error:
             self.note(error)
         self.added.update(new)
@@ -193,6 +201,9 @@ class LockstepProcessor(LogitsProcessor):
             if group.fate == "running" and not self._is_whole(group):
                 group.fate = "broken"
         self._draw_tokens([each for each in self._present if each.fate == "running"], logits)
+        for group in self._present:
+            if group.fate == "failed":
+                logits[group.indices] = 0.0  # a NaN would be taken for the highest
         forced = [
             group.tokens[-1] if group.fate == "running" else group.eos
             for group in self._present
@@ -215,12 +226,16 @@ class LockstepProcessor(LogitsProcessor):
 
     def _draw_tokens(self, groups: list[_Group], logits: torch.Tensor) -> None:
         drawn: Sequence[int | Exception | None]
+        numbers: list[bool] = []
         try:
-            drawn = select_tokens([self._draw(group, logits) for group in groups])
+            draws = [self._draw(group, logits) for group in groups]
+            # Beside the draws: the device is waited for once.
+            drawn = select_tokens([*draws, _note_numbers(logits, numbers)])[:-1]
         except Exception as error:  # the device's, which does not say whose
             drawn = [error] * len(groups)
         for group, token in zip(groups, drawn, strict=True):
-            group.note(token)
+            are_numbers = not numbers or all(numbers[index] for index in group.indices)
+            group.note(token if are_numbers else NotNumbers())
 
     def _is_whole(self, group: _Group) -> bool:
         return (
@@ -241,6 +256,11 @@ class LockstepProcessor(LogitsProcessor):
         else:
             public_V = self.public_pass.logits(group.public_row, group.tokens)
         return (yield from group.selector.select(logits[group.private], public_V))
+
+
+def _note_numbers(logits: torch.Tensor, into: list[bool]) -> Waiting[None]:
+    """Note of each row of the batch whether its highest logit is finite."""
+    into += ((yield logits.amax(dim=-1).isfinite()) > 0).tolist()
 
 
 class LockstepWorker:
