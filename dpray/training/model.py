@@ -23,6 +23,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils.logging import disable_progress_bar
 
 from dpray.engines.model_path import resolve_model
+from dpray.engines.quantised import refuse_shared_scales
 from dpray.training.clipped_loss import Forward, PerExampleLoss, check_norm_rules
 from dpray.training.settings import TrainingSettings
 from dpray.types import InputError
@@ -64,8 +65,9 @@ def load_loss(
     whole and on the CPU, unless `loading`, which is entered meanwhile, makes partitions of it.
 
     Raises NoNormRule if a trainable layer has no rule for the norms of its gradients, InputError
-    if weights are not finite.
+    if weights are not finite, or if rows depend on each other by what they are quantised with.
     """
+    refuse_shared_scales(resolve_model(folder))
     with loading:
         model = _load(folder, "float32")
     if settings.precision == "bfloat16" and model.config._attn_implementation == "sdpa":

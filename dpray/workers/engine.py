@@ -47,8 +47,8 @@ def build_engine(
     `public_alone`: whether a public row's logits restrict the tokens (see `VllmEngine`). `group`
     has the rows of a group of usual size and the tokens of each.
 
-    Raises InputError for a model folder that does not exist, EngineError if the model cannot be
-    loaded.
+    Raises InputError for a model folder that does not exist, and for a model whose rows depend on
+    each other by what they are quantised with; EngineError if the model cannot be loaded.
     """
     # Imported late: a backend's library takes seconds, and may not be installed.
     if config.kind == "openai":
@@ -56,8 +56,12 @@ def build_engine(
 
         # The configuration's check allows an API only for methods that just generate.
         return cast(Engine, OpenAIEngine(config))
-    resolve_model(config.model)
+    model = resolve_model(config.model)
     require(f"engine.kind {config.kind}", "torch")
+    if public_alone is not None:
+        from dpray.engines.quantised import refuse_shared_scales
+
+        refuse_shared_scales(model)
     if config.kind == "vllm":
         from dpray.engines.vllm import VllmEngine
 
