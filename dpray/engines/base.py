@@ -223,6 +223,11 @@ class Engine(TextGenerator, Protocol):
     @property
     def context_length(self) -> int: ...
 
+    @property
+    def shares_public_pass(self) -> bool:
+        """Return whether a public row is computed in passes that hold private rows, too."""
+        ...
+
     def rows_at_once(self, tokens: int) -> int:
         """Return how many rows of `tokens` tokens each, prompt and text, the engine holds at once.
         A larger group is decoded in parts, which takes longer and draws the same tokens."""

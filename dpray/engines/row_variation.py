@@ -37,6 +37,8 @@ LONGER = "+1"
 """The end of the name of a group whose prompts have one token more."""
 BESIDE_LONGEST = "0"
 """The name of the group in which the first row is beside one as long as a row may be."""
+NOBODY = "empty"
+"""The name of the group without private rows: its public row is the first row of the others."""
 MOST = {"float32": 0.1, "bfloat16": 2.0, "float16": 2.0}
 """Rounding moves logits by less than this, in nats: by 2e-4 and 0.43 on a GPU."""
 TOKENS = 1024
@@ -58,9 +60,8 @@ class RowProbe:
     def select(
         self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
     ) -> Waiting[int]:
-        first_V = self.added if len(logits_private_SV) == 0 else logits_private_SV[0]
-        assert first_V is not None
-        row_V = first_V.float()
+        first_V = logits_public_V if self.added is None else self.added
+        row_V = (first_V if len(logits_private_SV) == 0 else logits_private_SV[0]).float()
         self.logits.append((yield row_V[:: max(1, len(row_V) // TOKENS)]).tolist())
         return self.token
 
@@ -72,9 +73,10 @@ def row_variation(engine: Engine, rows: int, longest: int = 0) -> float:
     """Measure the largest change of a row's logits, in nats; 0.0 if no bit changed.
 
     The row is computed alone, then beside up to `rows - 1` shorter rows (fewer if the engine holds
-    fewer), beside one of `longest` tokens, the most that a row may have (0: beside none), and then
-    with its last token in its prompt, as in a batch in parts. An engine that has a prefix cache
-    takes all but the first row from it. Raises EngineError if a logit is not a number.
+    fewer), as the public row of an empty group if that shares the private rows' passes, beside one
+    of `longest` tokens, the most that a row may have (0: beside none), and then with its last token
+    in its prompt, as in a batch in parts. An engine that has a prefix cache takes all but the first
+    row from it. Raises EngineError if a logit is not a number.
     """
     found: dict[str, list[list[float]]] = {}
     for group in _groups(engine, rows, longest):
@@ -92,9 +94,18 @@ def row_variation(engine: Engine, rows: int, longest: int = 0) -> float:
     return max(changes, default=0.0)
 
 
-def refuse_dependence(variation: float, dtype: str) -> None:
+def refuse_dependence(variation: float, dtype: str, exact: bool = False) -> None:
     """Raise InputError for a `row_variation` that is more than rounding: the sensitivity c / s does
-    not hold for such a model."""
+    not hold for such a model. `exact`: public rows that share passes with private ones decide which
+    tokens may be drawn, so no bit of theirs may move."""
+    if exact and variation > 0.0:
+        raise InputError(
+            f"engine.model: the logits of a row moved by up to {variation:.1e} with the other rows "
+            "of its forward pass, by kernels that vLLM calls invariant to the batch. Nothing was "
+            "drawn: with method.candidates or method.public_gate public logits decide which tokens "
+            "may be drawn, and no private row may move a bit of them. In the same folder the "
+            "charge pays for engine.kind transformers, or for a model that is not quantised"
+        )
     if variation > MOST[dtype]:
         raise InputError(
             f"engine.model: the logits of a row moved by up to {variation:.1e} with the other rows "
@@ -141,6 +152,8 @@ def _groups(engine: Engine, rows: int, most: int) -> Iterator[LockstepGroup]:
     spec = SelectorSpec("dpray.engines.row_variation:RowProbe", {"token": token})
     for size in sorted({1, *(size for size in (2, 8, 33) if size < rows), rows}):
         yield LockstepGroup(str(size), prompts[:size], prompts[0], spec, POSITIONS)
+    if engine.shares_public_pass:
+        yield LockstepGroup(NOBODY, (), prompts[0], spec, POSITIONS)
     most = min(most, engine.context_length) - POSITIONS
     while most > longest and engine.rows_at_once(most + POSITIONS) < 3:
         most -= most // 8  # in parts the two would not share a pass

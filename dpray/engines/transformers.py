@@ -196,6 +196,8 @@ class TransformersEngine(TextCodec):
     are computed anew, in parts, for every token.
     """
 
+    shares_public_pass = False
+
     def __init__(
         self,
         config: EngineConfig,

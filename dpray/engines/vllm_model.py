@@ -93,6 +93,7 @@ class VllmModel(TextCodec):
         vllm = _import_vllm()
         invariant = private_rows and take_invariant_kernels(vllm)
         second_copy = public_alone and not invariant
+        self.shares_public_pass = not second_copy
         if second_copy and config.tensor_parallel_size > 1:
             raise EngineError(
                 "method.candidates / method.public_gate: a model split over "

@@ -91,6 +91,7 @@ class Stub:
     """An engine that answers at once, always the same."""
 
     context_length = 512
+    shares_public_pass = False
 
     def rows_at_once(self, tokens: int) -> int:
         return 1000

@@ -56,6 +56,7 @@ class Words:
     """Is an `Engine` whose logits are a function of a row's own prompt and of the text so far."""
 
     context_length = 512
+    shares_public_pass = False
 
     def close(self) -> None: ...
 

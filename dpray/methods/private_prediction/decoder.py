@@ -90,7 +90,8 @@ class BatchDecoder:
         try:
             rows, dtype = plan.settings.expected_batch_size, plan.config.engine.dtype
             self._row_variation = row_variation(engine, rows, self._longest_row())
-            refuse_dependence(self._row_variation, dtype)
+            exact = plan.public_decides and engine.shares_public_pass
+            refuse_dependence(self._row_variation, dtype, exact)
         except BaseException:
             engine.close()  # the next attempt's engine needs its memory
             raise

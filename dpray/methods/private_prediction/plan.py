@@ -166,14 +166,18 @@ class PrivatePredictionPlan(Plan):
         limit = TokenLimit("method.max_prompt_tokens", self.settings.max_prompt_tokens)
         return Reads(self._labels(), (limit,))
 
+    @property
+    def public_decides(self) -> bool:
+        """Return whether public logits decide which tokens can be drawn, or whether from private
+        ones at all."""
+        return self.settings.candidates != "all" or self.settings.public_gate is not None
+
     def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
-        # Public logits decide which tokens can be drawn, or whether from private ones at all.
-        public_alone = self.settings.candidates != "all" or self.settings.public_gate is not None
         row_tokens = self.settings.max_prompt_tokens + self.settings.max_tokens
         if self.memory is not None:
             row_tokens = self.memory.row_tokens
         group = (self.usual_rows, row_tokens)
-        return super().loader(build, public_alone=public_alone, group=group)
+        return super().loader(build, public_alone=self.public_decides, group=group)
 
     @property
     def fewest_records(self) -> int:

@@ -36,6 +36,7 @@ class SideBySide:
     they began; raises `error` in place of the text number `fails_at`."""
 
     context_length = 512
+    shares_public_pass = False
 
     def __init__(self, error: Exception | None = None, fails_at: int | None = None) -> None:
         self.error, self.fails_at = error, fails_at
@@ -92,6 +93,41 @@ Decoder = Callable[[Book, SideBySide], BatchDecoder]
 def decoder(settings: Callable[..., dict[str, Any]]) -> Decoder:
     plan = make_plan(parse_config(settings()))
     return lambda book, engine: BatchDecoder(plan, book, "a run", "1", lambda: engine)  # type: ignore[arg-type, return-value]
+
+
+class Moving(SideBySide):
+    """Its rows move by a little with the others of their pass."""
+
+    def __init__(self, shares_public_pass: bool) -> None:
+        super().__init__()
+        self.shares_public_pass = shares_public_pass
+
+    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        for group in groups:
+            logits = [[1e-6 * len(group.private_prompts)]] * POSITIONS
+            state = {"t": 10**9, "noisy_threshold": None, "logits": logits}
+            yield LockstepResult(group.group_id, "a text", (1,), "length", state)
+
+
+@pytest.mark.parametrize(
+    "rule", [{"candidates": "top_k", "k": 50}, {"public_gate": {"probability": 0.9}}]
+)
+def test_public_logits_that_decide_and_move_by_a_bit_are_refused(
+    settings: Callable[..., dict[str, Any]], rule: dict[str, Any]
+) -> None:
+    """vLLM says that its kernels are invariant to the batch, and has some that are not (Marlin's):
+    one private row would take a token into the candidates, or out."""
+
+    def start(shares_public_pass: bool, **method: Any) -> None:
+        asked = settings(**{f"method__{key}": value for key, value in method.items()})
+        engine: Any = Moving(shares_public_pass)
+        book: Any = Book()
+        BatchDecoder(make_plan(parse_config(asked)), book, "a run", "1", lambda: engine)  # type: ignore[arg-type]
+
+    with pytest.raises(InputError, match="no private row may move a bit"):
+        start(True, **rule)
+    start(False, **rule)
+    start(True)
 
 
 def rows(task: list[str]) -> list[dict[str, Any]]:
