@@ -245,14 +245,12 @@ def _body(call: Call, caller: Caller) -> bytes:
     """Return the body for the application.
 
     Each caller has its own part of vLLM's prefix cache, or the time of an answer would tell
-    a caller whether another one had sent some prompt. An embedder cuts a text that is too long.
+    a caller whether another one had sent some prompt; an embedder that is made of a causal model
+    has such a cache, too. An embedder cuts a text that is too long.
     """
-    body = call.model_dump(exclude_none=True)
-    body |= (
-        {"cache_salt": caller.name}
-        if isinstance(call, Generation)
-        else {"truncate_prompt_tokens": -1}
-    )
+    body = call.model_dump(exclude_none=True) | {"cache_salt": caller.name}
+    if not isinstance(call, Generation):
+        body["truncate_prompt_tokens"] = -1
     return json.dumps(body).encode()
 
 

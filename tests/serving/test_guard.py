@@ -82,8 +82,10 @@ def test_what_passes_has_no_header_of_the_caller_and_a_salt_of_its_own() -> None
     assert mine["headers"] == ["content-type"]
     assert mine["body"].pop("cache_salt") != others["body"].pop("cache_salt")
     assert mine["body"] == others["body"] == GOOD[CHAT]
-    embedded = ask(app, EMBEDDINGS, json=GOOD[EMBEDDINGS]).json()["body"]
-    assert embedded == {"model": MODEL, "input": [WORD], "truncate_prompt_tokens": -1}
+    sent = {"path": EMBEDDINGS, "json": GOOD[EMBEDDINGS]}
+    mine, others = (ask(app, **sent, key=key).json()["body"] for key in (KEY, OTHER))
+    assert mine.pop("cache_salt") != others.pop("cache_salt")
+    assert mine == others == {"model": MODEL, "input": [WORD], "truncate_prompt_tokens": -1}
 
 
 def test_paths_methods_types_and_bodies_that_are_wrong() -> None:
