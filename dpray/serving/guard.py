@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage
@@ -133,7 +134,9 @@ class Callers:
         if not self._digests:
             # Serve binds its port by its own settings, which a file for `serve deploy` does not
             # change if Serve runs already: check the caller's address too.
-            if not _is_loopback(request):
+            # And the name that it calls: the one of a page that a browser here has open may lead to
+            # this machine by now, and what the page sends then is no request to another site.
+            if not (_is_loopback(request) and _is_local_name(request)):
                 raise ApiError(403, "only callers on this machine are served", "not_local")
             return self._callers[_ANYBODY]
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -164,8 +167,21 @@ def _too_many(message: str) -> ApiError:
 
 
 def _is_loopback(request: Request) -> bool:
+    return request.client is not None and _is_loopback_address(request.client.host)
+
+
+def _is_local_name(request: Request) -> bool:
+    """Return whether the request is for `localhost` or a loopback address, by its Host."""
     try:
-        return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
+        name = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return False
+    return name == "localhost" or _is_loopback_address(name)
+
+
+def _is_loopback_address(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
 

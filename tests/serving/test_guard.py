@@ -65,15 +65,6 @@ def test_nobody_else_is(header: str | None, path: str) -> None:
     assert answer.headers["WWW-Authenticate"] == "Bearer"
 
 
-def test_without_keys_only_this_machine_is_served() -> None:
-    app = guard(keys=[], auth="none")
-
-    assert ask(app, json=GOOD[CHAT], key=None).status_code == 200
-    assert ask(app, "/v1/models", key="any").status_code == 200
-    for far in ("10.0.0.7", "testclient"):
-        assert_openais(ask(app, json=GOOD[CHAT], key=None, client=(far, 1)), 403, "not_local")
-
-
 def test_what_passes_has_no_header_of_the_caller_and_a_salt_of_its_own() -> None:
     app = guard()
     sent = {"json": GOOD[CHAT], "headers": {"X-Secret": WORD}}
