@@ -158,13 +158,13 @@ def while_lost(function: Callable[..., T], *arguments: Any, **options: Any) -> T
 def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
     """Return a living actor. For a moment after a death the name still leads to the dead one."""
     options: dict[str, Any] = {}
-    if url.startswith("sqlite"):
+    if _is_file(url):
         # The file is on the node that asked for the accountant, and on no other.
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
     actor: Any = (
         ray.remote(Accountant)
         .options(
-            name=actor_name(url),
+            name=actor_name(url, node_id),
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -181,7 +181,13 @@ def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
     return living
 
 
-def actor_name(url: str) -> str:
+def actor_name(url: str, node_id: str) -> str:
     """Return a name that hides the URL, which may hold a password, and that another version of
-    dpray does not share: a detached actor outlives the program that started it."""
-    return "accountant-" + hashlib.sha256(f"{__version__} {url}".encode()).hexdigest()[:20]
+    dpray does not share: a detached actor outlives the program that started it. Nor do two nodes
+    share it for a file: the same path is another file there, with other budgets."""
+    place = f"{node_id} " if _is_file(url) else ""
+    return "accountant-" + hashlib.sha256(f"{__version__} {place}{url}".encode()).hexdigest()[:20]
+
+
+def _is_file(url: str) -> bool:
+    return url.startswith("sqlite")

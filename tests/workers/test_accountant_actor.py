@@ -121,9 +121,18 @@ def test_an_error_of_the_code_is_the_callers_and_the_queue_goes_on(tmp_path: Pat
 
 
 def test_an_actors_name_hides_the_password():
-    names = {actor_name(f"postgresql://me:{word}@host/db") for word in ("hunter2", "other")}
+    names = {actor_name(f"postgresql://me:{word}@host/db", "1") for word in ("hunter2", "other")}
     assert len(names) == 2
     assert not any("hunter2" in name for name in names)
+
+
+def test_the_same_path_on_two_nodes_is_two_ledgers_and_a_database_is_one():
+    """Charges of a driver on one node went to the file of that path on the other one."""
+    files, databases = (
+        {actor_name(url, node) for node in ("1", "2")}
+        for url in ("sqlite:////home/me/ledger.db", "postgresql://me@host/db")
+    )
+    assert (len(files), len(databases)) == (2, 1)
 
 
 @pytest.fixture
@@ -141,7 +150,8 @@ def accountant(url: str) -> Iterator[AccountantClient]:
 
 
 def actor_of(url: str) -> Any:
-    return ray.get_actor(actor_name(url), namespace=NAMESPACE)
+    node_id = ray.get_runtime_context().get_node_id()
+    return ray.get_actor(actor_name(url, node_id), namespace=NAMESPACE)
 
 
 def process_of(url: str) -> int:
