@@ -143,14 +143,14 @@ class AccountantClient(RunLedger):
 def while_lost(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
     """Call `function`, and again for some seconds while it fails because the accountant is lost.
     Raises Resumable after that."""
-    again = Retrying(
+    retrying = Retrying(
         retry=retry_if_exception_type(GONE),
         stop=stop_after_attempt(10),
         wait=wait_exponential(multiplier=0.1, max=2),
         reraise=True,
     )
     try:
-        return again(function, *arguments, **options)
+        return retrying(function, *arguments, **options)
     except GONE as error:
         raise Resumable("the ledger's accountant on Ray was lost again and again") from error
 
