@@ -123,10 +123,10 @@ def poisson_batch(units: int, q: float, rng: np.random.Generator) -> npt.NDArray
     This is the sampler that `PoissonSubsampledGaussian` charges for: shuffling, fixed batch sizes,
     or sampling each micro-batch by itself are other mechanisms with other costs.
 
-    Claim: each unit joins with probability q (rounded up to a multiple of 2^-53), independently of
-    the other units and of every other step. The number of units is drawn first, and then the set:
-    given their number, every set is equally likely. Both are drawn in whole numbers, with nothing
-    rounded.
+    Claim: each unit joins with probability q, rounded down to a multiple of 2^-53 (no step costs
+    more than it states), independently of the other units and of every other step. The number of
+    units is drawn first, and then the set: given their number, every set is equally likely. Both
+    are drawn in whole numbers, with nothing rounded.
 
     `rng` is a `dpray.mechanisms.randomness.generator` with a key of its own: nobody else draws from
     it, and its state is never stored, so that no step's batch can be drawn twice.
@@ -134,7 +134,7 @@ def poisson_batch(units: int, q: float, rng: np.random.Generator) -> npt.NDArray
     """
     if not 0 < q <= 1:
         raise ValueError(f"q is a probability above 0, got {q}")
-    joining = binomial(units, math.ceil(q * 2**COIN_BITS), rng)
+    joining = binomial(units, math.floor(q * 2**COIN_BITS), rng)
     return np.sort(rng.choice(units, joining, replace=False, shuffle=False)).astype(np.int64)
 
 

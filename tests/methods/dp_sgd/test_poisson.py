@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from scipy import stats
 
 from dpray.mechanisms.randomness import generator, new_key
+from dpray.methods.dp_sgd import algorithm
 from dpray.methods.dp_sgd.algorithm import (
     COIN_BITS,
     COINS_AT_ONCE,
@@ -134,6 +136,17 @@ def test_units_join_independently_where_sets_are_drawn_in_other_ways(units: int,
 def test_certain_and_impossible_coins(threshold: int) -> None:
     rng = generator(new_key())
     assert binomial(10_000, threshold, rng) == (10_000 if threshold > 1 else 0)
+
+
+@pytest.mark.parametrize("q", [1e-9, 3e-7, 1 / 3, 0.1, 1 - 2**-53, 1.0])
+def test_no_unit_joins_more_often_than_the_step_states(
+    q: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With q rounded up, a unit joined more often than at 1e-9, by a relative 8e-8."""
+    thresholds: list[int] = []
+    monkeypatch.setattr(algorithm, "binomial", lambda _, least, __: thresholds.append(least) or 0)
+    poisson_batch(10, q, generator(new_key()))
+    assert Fraction(q) - Fraction(1, 2**COIN_BITS) < Fraction(thresholds[0], 2**COIN_BITS) <= q
 
 
 @pytest.mark.parametrize("coins", [0, 1, 63, 64, 65, 1000])
