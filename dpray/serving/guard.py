@@ -227,6 +227,7 @@ class Guard:
 
     async def _guarded(self, request: Request, send: Send) -> None:
         caller = self._callers.recognize(request)
+        await self._callers.check_rate(caller)
         if request.method != "POST":
             await self._app(_without_headers(request.scope), request.receive, send)
             return
@@ -234,7 +235,6 @@ class Guard:
         # refused here: the application may know it by another name, as below a prefix.
         if (endpoint := self._endpoints.get(request.scope["path"])) is None:
             raise ApiError(404, "no such path here", "not_found")
-        await self._callers.check_rate(caller)
         async with caller.counted():
             call = await self._call(request, caller, endpoint)
             most = self._callers.share(endpoint.room)

@@ -187,6 +187,9 @@ def test_a_key_has_so_many_requests_a_minute_in_all_gateways() -> None:
     # At most one slides out of the window while the test runs.
     assert statuses[:3] == [200] * 3 and 429 in statuses
     assert ask(app, json=GOOD[CHAT], key=OTHER).status_code == 200
+    for path, sent in (("/v1/models", {}), (f"/v1/{WORD}", {"json": {}})):
+        app = guard(limits={"requests_per_minute_per_key": 3})
+        assert 429 in [ask(app, path, **sent).status_code for _ in range(5)], path
 
 
 def test_a_request_takes_no_longer_than_the_limit() -> None:
