@@ -52,6 +52,7 @@ from tests.auditing.training_faults import (
     fixed_batch,
     fixed_shuffle,
     less_gradient_noise,
+    noise_of_two_steps,
     secret_shuffle,
     unclipped_gradients,
 )
@@ -293,6 +294,7 @@ def _cases() -> dict[str, Case]:
         ("no noise", less_gradient_noise(10**9), True),
         ("a tenth of the noise", less_gradient_noise(10), True),
         (halved, less_gradient_noise(2), True),
+        ("the same noise in two steps", noise_of_two_steps, True),
         ("a fixed shuffle for Poisson", batches(fixed_shuffle), True),
         ("a fixed batch for Poisson", batches(fixed_batch), True),
         ("a secret shuffle for Poisson", batches(secret_shuffle), False),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
+from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd import algorithm as dp_sgd
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.training.clipped_loss import PerExampleLoss
 from dpray.training.settings import TrainingSettings
 from dpray.training.step import DpSgdStep
+from dpray.training.training import GradientNoise
 from tests.auditing.prediction_faults import Fault
 
 PLAN = DpSgd(
@@ -35,6 +38,21 @@ def unclipped_gradients() -> AbstractContextManager[Any]:
 def less_gradient_noise(times: int) -> Fault:
     right = DpSgdStep.noise_std.fget
     return lambda: patch.object(DpSgdStep, "noise_std", property(lambda self: right(self) / times))
+
+
+@contextmanager
+def noise_of_two_steps() -> Iterator[None]:
+    """Draw the noise of every second step with the key of the step before."""
+    right, steps, keys = GradientNoise.add_to, count(), [""]
+
+    def add_to(self: GradientNoise, optimizer: Any) -> None:
+        if next(steps) % 2 == 0:
+            keys[0] = new_key()
+        self._rng = generator(keys[0])
+        right(self, optimizer)
+
+    with patch.object(GradientNoise, "add_to", add_to):
+        yield
 
 
 def batches(next_batch: Callable[[int, int, np.random.Generator], Any]) -> Fault:

@@ -42,6 +42,10 @@ TOO_LONG = 10.0
 AT_ONCE = 20_000
 """The most canaries of one training."""
 
+SAME = 1e-6
+"""Two steps that release values this near to each other, in clipped gradients, had the same noise.
+"""
+
 TEXTS_PER_BATCH = 64
 
 Array = npt.NDArray[np.float64]
@@ -133,17 +137,20 @@ def training_target(plan: DpSgd) -> Target:
     """Audit one canary, in the data or not. A training with m canaries is m trials, whose sampling
     and noise are assumed to be independent of each other.
 
-    Statistics: the log-likelihood ratio, the sum, and the sum over the steps at which the canary
-    came in a rehearsal, which is informative only if batches can be predicted.
+    Statistics: the log-likelihood ratio; the sum; the sum over the steps at which the canary came
+    in a rehearsal, which is informative only if batches can be predicted; and the number of steps
+    that released what the step before did, which is 0 unless their noise is the same.
     """
     plan = _audited(plan)
 
     def draw(with_unit: bool, trials: int) -> Scores:
         foretold = iter(foretell(plan, trials))
-        scores = np.zeros((3, trials))
+        scores, before = np.zeros((4, trials)), np.full(trials, np.inf)
 
         def see(x_m: Array) -> None:
             expected = next(foretold)
+            scores[3] -= np.abs(x_m - before) < SAME
+            before[:] = x_m
             scores[0] += log_ratio(plan.mechanism, x_m)
             scores[1] += x_m
             scores[2, expected] += x_m[expected]
