@@ -76,8 +76,8 @@ READING = """\
 - The private clinic's idea of what is urgent is not that of the clinics that the model knows:
   without private notes, texts of private prediction teach 0.18 and 0.34, where a guess has 0.5.
 - Aug-PE and private prediction learn it from 4,000 notes on: 0.89 to 0.96 in all runs at epsilon
-  1, where Aug-PE's floor has 0.43 and 0.41. More notes add nothing: private prediction has means
-  of 0.92, 0.90 and 0.92 at epsilon 1.
+  1, where Aug-PE's floor has 0.43 and 0.41. More notes add nothing: the means are 0.92, 0.90 and
+  0.92 (private prediction) and three times 0.91 (Aug-PE).
 - Whether DP-SGD learns it in 40 steps of 500 notes is a matter of chance at every size: at epsilon
   1 four runs have 0.24 to 0.67 from 4,000 notes, 0.20 to 0.88 from 20,000 and 0.35 to 0.89 from
   100,000 (the model before has 0.29 and 0.41). Their means, 0.42, 0.55 and 0.59, differ by less
@@ -90,11 +90,10 @@ READING = """\
 - The sequences of DP-KPS carry the labels at every size (0.86 to 0.88), and are not texts. It
   alone has a public list of 294 clinical terms, which holds those of the recall: its floor has
   0.60 in one run and 0.83 in the other.
-- A run on 4,000 notes takes 0.1 CPU minutes (DP-KPS), 0.7 (private prediction), 2 (Aug-PE; 8 on
-  20,000 notes, which it embeds) and 4 (DP-SGD).
-- A point at epsilon 1 is the mean of two runs, of four for DP-SGD, and of one for Aug-PE on
-  20,000; at epsilon 4 it is one run. Seven runs of DP-SGD were made on an H200. Not run: Aug-PE on
-  100,000.
+- A run on 4,000 notes takes 0.1 CPU minutes (DP-KPS), 0.7 (private prediction), 2 (Aug-PE) and 4
+  (DP-SGD). Aug-PE embeds all notes: 7 on 20,000, and 35 on 100,000.
+- A point at epsilon 1 is the mean of two runs, and of four for DP-SGD; at epsilon 4 it is one run.
+  Seven runs of DP-SGD were made on an H200. Not run: Aug-PE at epsilon 4 on 20,000 and 100,000.
 """
 
 

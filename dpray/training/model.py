@@ -68,6 +68,9 @@ def load_loss(
     if weights are not finite, or if rows depend on each other by what they are quantised with.
     """
     refuse_shared_scales(resolve_model(folder))
+    # The clipped sums are bounded for float32 products (docs/privacy.md, 5.2), and the images of
+    # NVIDIA let a GPU round their factors to 10 bits (TF32).
+    torch.set_float32_matmul_precision("highest")
     with loading:
         model = _load(folder, "float32")
     if settings.precision == "bfloat16" and model.config._attn_implementation == "sdpa":
