@@ -265,7 +265,7 @@ class SelectorFailed(EngineError):
 
 
 class NotNumbers(ArithmeticError):
-    """A row's highest logit is infinite or not a number."""
+    """A row's logits are infinite or not numbers."""
 
 
 class OutOfMemory(EngineError):

@@ -46,6 +46,9 @@ from dpray.engines.transformers import PublicPass, Rows, load_model
 
 Fate = Literal["running", "exhausted", "broken", "failed"]
 
+LOGITS = 1024
+"""The logits of a row that are looked at for NaN; all of them would take a tenth of a step."""
+
 
 @dataclass(eq=False, kw_only=True)
 class _Text:
@@ -109,7 +112,7 @@ class _PartedGroup(_Text):
         assert self.public is not None
         try:
             part = logits[list(new.values())]
-            if not part.amax(dim=-1).isfinite().all():
+            if not are_numbers(part).all():
                 raise NotNumbers
             self.selector.add(part, self.public)
         except Exception as error:
@@ -234,8 +237,8 @@ class LockstepProcessor(LogitsProcessor):
         except Exception as error:  # the device's, which does not say whose
             drawn = [error] * len(groups)
         for group, token in zip(groups, drawn, strict=True):
-            are_numbers = not numbers or all(numbers[index] for index in group.indices)
-            group.note(token if are_numbers else NotNumbers())
+            found = not numbers or all(numbers[index] for index in group.indices)
+            group.note(token if found else NotNumbers())
 
     def _is_whole(self, group: _Group) -> bool:
         return (
@@ -258,9 +261,15 @@ class LockstepProcessor(LogitsProcessor):
         return (yield from group.selector.select(logits[group.private], public_V))
 
 
-def _note_numbers(logits: torch.Tensor, into: list[bool]) -> Waiting[None]:
-    """Note of each row of the batch whether its highest logit is finite."""
-    into += ((yield logits.amax(dim=-1).isfinite()) > 0).tolist()
+def are_numbers(logits_RV: torch.Tensor) -> torch.Tensor:
+    """Return whether each row is a number, by some of its logits. A NaN in a row's keys and values
+    makes its last hidden state NaN, and so all of its logits."""
+    return logits_RV[:, :LOGITS].amax(dim=-1).isfinite()
+
+
+def _note_numbers(logits_RV: torch.Tensor, into: list[bool]) -> Waiting[None]:
+    """Note of each row of the batch whether it is a number."""
+    into += ((yield are_numbers(logits_RV)) > 0).tolist()
 
 
 class LockstepWorker:
