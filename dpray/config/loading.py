@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from dpray.io.files import NO_SECRET, holds_secret
+from dpray.io.files import NOT_IN_URLS, holds_secret
 from dpray.io.yaml_text import parse_yaml
 from dpray.types import CONTROL, InputError, first_line
 
@@ -90,7 +90,7 @@ def parse(model: type[M], values: Any) -> M:
         # The ledger's URL is in no release, and is shown without its passwords.
         if key != "privacy.ledger" and holds_secret(text):
             hint = "; give engine.api_key" if key == "engine.base_url" else ""
-            raise InputError(f"{key}: {NO_SECRET}{hint}")
+            raise InputError(f"{key}: {NOT_IN_URLS}{hint}")
     try:
         return model.model_validate(values)
     except ValidationError as error:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow.fs
 from pyarrow.fs import FileSelector, FileType
 
-from dpray.io.files import NO_SECRET, holds_secret, names_cloud
+from dpray.io.files import NOT_IN_URLS, holds_secret, names_cloud
 from dpray.io.formats import ENDINGS, KINDS, base_name, kind_of, without_compression
 from dpray.types import InputError, first_line
 
@@ -60,7 +60,7 @@ def list_files(path: str, key: str = "data.path", *, once: bool = True) -> list[
     with a password: a release holds its configuration.
     """
     if holds_secret(path):
-        raise InputError(f"{key}: {NO_SECRET}")
+        raise InputError(f"{key}: {NOT_IN_URLS}")
     if path.startswith("hf://"):
         return [path]
     if names_cloud(path) and not path.startswith(SCHEMES):

@@ -30,7 +30,7 @@ could not grow ("disk I/O error")."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
-NO_SECRET = "a password, key or token has no place in it; give it in the environment"
+NOT_IN_URLS = "a password, key or token has no place in it; give it in the environment"
 
 _PASSWORD = re.compile(r"\w[\w+.-]*:/+[^@/]*:(?!\d+/)[^@]*@")
 """It matches the beginning of a URI with a password, which may hold a slash and is not a port."""
