@@ -14,9 +14,14 @@ MAX_NUM_SEQS = 24
 
 
 @pytest.fixture(scope="session")
-def vllm_engine(model_folder: str) -> Iterator[Any]:
+def vllm_installed() -> None:
+    """Skip what needs vLLM where it is not installed. It is not imported: the engine does so."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(vllm_installed: None, model_folder: str) -> Iterator[Any]:
     from dpray.engines.vllm import VllmEngine
 
     config = EngineConfig(model=model_folder, max_num_seqs=MAX_NUM_SEQS, kv_cache_gib=0.25)

@@ -6,7 +6,6 @@ move rows of other batches, by keys and values in vLLM's cache.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,9 +27,7 @@ FRAME = tuple(range(100, 170))
 
 
 @pytest.fixture(scope="session")
-def hot_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vllm is not installed")
+def hot_engine(vllm_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from dpray.engines.vllm import VllmEngine
 
     folder = make_model(tmp_path_factory.mktemp("hot"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -39,9 +38,7 @@ def small_transformers(model_folder: str) -> Iterator[Engine]:
 # To close an engine ends what all engines of the process share: like the other one, this is closed
 # at the end.
 @pytest.fixture(scope="session")
-def small_vllm(model_folder: str) -> Iterator[Engine]:
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vllm is not installed")
+def small_vllm(vllm_installed: None, model_folder: str) -> Iterator[Engine]:
     from dpray.engines.vllm import VllmEngine
 
     config = EngineConfig(model=model_folder, max_num_seqs=24, kv_cache_gib=GIB)

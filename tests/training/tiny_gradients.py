@@ -13,6 +13,18 @@ from dpray.training.step import TrainingText
 
 VOCABULARY = 97
 
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+    "pad_token_id": 0,
+}
+"""The sizes of the models with rotary positions."""
+
 
 def gpt2(width: int = 32, tied: bool = True) -> Any:
     """Return a model with Conv1D, LayerNorm and position embeddings."""
@@ -37,18 +49,7 @@ def llama(tied: bool = False) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        tie_word_embeddings=tied,
-        initializer_range=0.1,
-        pad_token_id=0,
-    )
+    config = LlamaConfig(**SMALL, num_key_value_heads=1, tie_word_embeddings=tied)
     return LlamaForCausalLM(config).eval()
 
 
@@ -59,16 +60,9 @@ def phi3(turning: int) -> Any:
     torch.manual_seed(0)
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": turning}
     config = Phi3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
+        **SMALL,
         original_max_position_embeddings=turning,
         rope_parameters=rope | {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8},
-        initializer_range=0.1,
-        pad_token_id=0,
     )
     return Phi3ForCausalLM(config).eval()
 
