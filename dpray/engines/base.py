@@ -105,14 +105,14 @@ class TokenSelector(Protocol):
         ...
 
 
-def select_tokens(selections: Sequence[Waiting[int | None]]) -> list[int | Exception | None]:
+def select_tokens(selections: Sequence[Waiting[T]]) -> list[T | Exception]:
     """Run the groups' selections of one step side by side; return the tokens that they choose, or
     the errors that they raise.
 
     They wait for the device together: what they yield is copied to the host at once. What they
     compute on it stays apart, so a group's token is a function of its own rows and key.
     """
-    chosen: dict[int, int | Exception | None] = {}
+    chosen: dict[int, T | Exception] = {}
     seen: dict[int, Any] = dict.fromkeys(range(len(selections)))
     while seen:
         asked: dict[int, torch.Tensor] = {}

@@ -228,17 +228,21 @@ class LockstepProcessor(LogitsProcessor):
         group.add(whole, logits)
 
     def _draw_tokens(self, groups: list[_Group], logits: torch.Tensor) -> None:
-        drawn: Sequence[int | Exception | None]
-        numbers: list[bool] = []
+        drawn: Sequence[Any]
+        numbers: Any
         try:
             draws = [self._draw(group, logits) for group in groups]
             # Beside the draws: the device is waited for once.
-            drawn = select_tokens([*draws, _note_numbers(logits, numbers)])[:-1]
+            *drawn, numbers = select_tokens([*draws, _rows_that_are_numbers(logits)])
         except Exception as error:  # the device's, which does not say whose
-            drawn = [error] * len(groups)
+            drawn, numbers = [error] * len(groups), error
         for group, token in zip(groups, drawn, strict=True):
-            found = not numbers or all(numbers[index] for index in group.indices)
-            group.note(token if found else NotNumbers())
+            if isinstance(numbers, Exception):
+                group.note(numbers)
+            elif not all(numbers[index] for index in group.indices):
+                group.note(NotNumbers())
+            else:
+                group.note(token)
 
     def _is_whole(self, group: _Group) -> bool:
         return (
@@ -267,9 +271,9 @@ def are_numbers(logits_RV: torch.Tensor) -> torch.Tensor:
     return logits_RV[:, :LOGITS].amax(dim=-1).isfinite()
 
 
-def _note_numbers(logits_RV: torch.Tensor, into: list[bool]) -> Waiting[None]:
-    """Note of each row of the batch whether it is a number."""
-    into += ((yield are_numbers(logits_RV)) > 0).tolist()
+def _rows_that_are_numbers(logits_RV: torch.Tensor) -> Waiting[list[bool]]:
+    """Return whether each row of the batch is a number."""
+    return ((yield are_numbers(logits_RV)) > 0).tolist()
 
 
 class LockstepWorker:
