@@ -175,6 +175,7 @@ class Tally:
             "labels": {name: self.labels[name] for name in self.data.label_names},
             "other_labels": None if self.other_labels is None else dict(self.other_labels),
             "characters": quantiles(self.characters),
+            "cut_characters": cut(self.characters, self.data.max_characters - 1),
             "limits": [] if self.codec is None else self._limits(),
             "tokens_not_counted": self.no_tokens,
             "public_size": self.data.public_size,

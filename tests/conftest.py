@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib.util
 import json
 import random
 import sys
@@ -88,6 +89,13 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("no folder ../shared with real texts and a model")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def vllm_installed() -> None:
+    """Skip what needs vLLM where it is not installed. It is not imported: the engine does so."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vllm is not installed")
 
 
 @pytest.fixture(scope="session")

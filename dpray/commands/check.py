@@ -57,6 +57,12 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
     _show_tables(found, console)
     if found["tokens_not_counted"]:
         console.note("tokens are not counted", "yellow", found["tokens_not_counted"])
+    if found["cut_characters"]:
+        console.print(
+            f"{found['cut_characters']:,} texts have data.max_characters or more; what follows is "
+            "not read",
+            soft_wrap=True,
+        )
     for limit in found["limits"]:
         words = f"will be cut to {limit['most']:,} tokens ({limit['key']})"
         console.print(f"{limit['cut']:,} texts {words}", soft_wrap=True)

@@ -75,8 +75,7 @@ class DataConfig(Section):
     public_size: Count = Field(description="public estimate of the number of records")
     max_characters: Count = Field(
         200_000,
-        description="a longer text is an error in the file; a shorter one may still be truncated "
-        "for the model",
+        description="a longer text is cut to its first ones; the model may read still fewer",
     )
     empty: Literal["refuse", "skip"] = Field(
         "refuse",

@@ -89,7 +89,7 @@ def record_rows(
     stays what it is. How many rows were left out is private, and is shown nowhere.
 
     Raises InputError naming the row for a missing column, a label outside the label set, a value
-    that is no text, an empty text or one that is too long, and for a file without rows.
+    that is no text, an empty text, and for a file without rows.
     """
     for number, where, row in _numbered(piece):
         if (found := to_row(where, row, data, column_values)) is not None:
@@ -109,11 +109,8 @@ def to_row(
     With `column_values`, the public values of other columns, the row has those columns too, as
     texts in `columns`. Raises InputError naming the row, also for any other value.
     """
-    text, label = data.text_of(row, where), None
-    if len(text) > data.max_characters:
-        raise InputError(
-            f"{where}: the text is longer than data.max_characters, {data.max_characters}"
-        )
+    # Cut, not refused: no length of a text ends a run that is charged.
+    text, label = data.text_of(row, where)[: data.max_characters], None
     if is_empty(text):
         if data.empty == "skip":
             return None

@@ -59,6 +59,12 @@ def test_rows_that_are_fine(job: Job, tmp_path: Path, capsys: pytest.CaptureFixt
     )
 
 
+def test_long_texts_are_counted(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = job([note(), note("x" * 40), note("x" * 41)], "data.max_characters=40")
+    assert run_command(["check", *arguments]) == 0
+    assert "2 texts have data.max_characters or more" in capsys.readouterr().out
+
+
 def test_every_bad_row_is_named_and_no_text_shown(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +10,6 @@ from dpray.engines.base import Engine
 from dpray.engines.transformers import TransformersEngine
 
 MAX_NUM_SEQS = 24
-
-
-@pytest.fixture(scope="session")
-def vllm_installed() -> None:
-    """Skip what needs vLLM where it is not installed. It is not imported: the engine does so."""
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vllm is not installed")
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,13 @@ def test_a_records_batch_does_not_depend_on_order_or_on_other_records(tmp_path: 
     assert {batch[0] for batch in forwards.values()} == {"0", "1"}
 
 
+@pytest.mark.parametrize("length", [999, 1000, 1001, 10**6])
+def test_a_text_of_any_length_is_a_record(tmp_path: Path, length: int) -> None:
+    text = "é" * length
+    found = rows(tmp_path / "x.jsonl", [{"text": text, "label": "a"}])
+    assert [row["text"] for row in found] == [text[: DATA.max_characters]]
+
+
 @pytest.mark.parametrize("size", [1, 30, 100, 10_000])
 def test_a_records_place_does_not_depend_on_how_its_file_is_cut(tmp_path: Path, size: int) -> None:
     """By its place go the coins of Poisson batches, in every attempt and on any cluster."""
