@@ -285,7 +285,7 @@ def _answer(places: int, answers: int = 400) -> float:
     while it waits for so many actors."""
     options = {"num_cpus": 0, "max_concurrency": 2 * places}
     actor: Any = ray.remote(Answering).options(**options).remote()
-    pool = ActorPool(Shared(None, actor), RepeatPrivate(1, True), places)
+    pool = ActorPool(Shared(None, actor), RepeatPrivate(1), places)
     block, slices = ray.put(None), places + 2 * answers
     steps = pool.run(Work((block, number, slices)) for number in range(slices))
     came = 0

@@ -64,7 +64,7 @@ def _how(report: dict[str, Any]) -> str:
     """Describe how the records were made, by the method's counts."""
     words = ""
     if batches := report.get("batches"):
-        made = " from {published} of {total} batches ({repeated} repeated, {dropped} dropped)"
+        made = " from {published} of {total} batches ({repeated} repeated)"
         words = made.format_map(batches)
     if (tokens := report.get("tokens")) and tokens["total"]:
         share = tokens["private"] / tokens["total"]

@@ -134,12 +134,6 @@ class PrivacyConfig(Section):
     epsilon_labels: Positive = Field(
         0.1, description="the share of epsilon for data.label_proportions: measured"
     )
-    lost_batches: Literal["repeat", "drop"] = Field(
-        "repeat",
-        description="if a mechanism is lost before it is published: repeat: run it again; drop: "
-        "leave the batch out, or end the run if it is no batch. DP-SGD always repeats, and pays "
-        "for it",
-    )
 
     @field_validator("epsilon")
     @classmethod

@@ -260,8 +260,16 @@ class EngineError(RuntimeError):
     """A model cannot be loaded or run. The message never holds a prompt."""
 
 
+class LoadFailed(EngineError):
+    """An engine cannot be loaded: nothing was drawn with it."""
+
+
+class DeviceLost(EngineError):
+    """A device or a process of the engine is gone, which no prompt and no draw can cause."""
+
+
 class SelectorFailed(EngineError):
-    """A token selector raised. It may have drawn before: its text must not be drawn twice."""
+    """A token selector raised."""
 
 
 class NotNumbers(ArithmeticError):
@@ -277,15 +285,25 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory"
 also if a worker process of vLLM repeats them in an error of its own."""
 
 
+BROKEN = (214, 220)
+"""The numbers that CUDA gives to an uncorrectable error of a GPU's memory (ECC) and of its link to
+another one (NVLink); `torch.AcceleratorError` has them as `error_code`. Only hardware causes these.
+A failed assertion of a kernel is not among them: an index out of range may be a record's."""
+
+
 def failure_name(error: BaseException) -> str:
-    """Return the name of an error's class, or `OutOfMemory` if it, or its cause, says so."""
+    """Return the name of an error's class; `OutOfMemory` or `DeviceLost` if it, or its cause, is
+    that."""
     import torch
 
     cause: BaseException | None = error
     while cause is not None:
+        is_device = isinstance(cause, torch.AcceleratorError)
+        broken = is_device and getattr(cause, "error_code", None) in BROKEN
+        if broken or isinstance(cause, DeviceLost):
+            return DeviceLost.__name__
         out = isinstance(cause, MemoryError | torch.OutOfMemoryError | OutOfMemory)
-        # Only these classes come from a device or the system. Other messages may quote a prompt,
-        # whose words must not decide whether its batch is repeated.
+        # Only these classes come from a device or the system. Other messages may quote a prompt.
         system = isinstance(cause, RuntimeError | OSError)
         if out or (system and any(words in str(cause) for words in _NO_MEMORY)):
             return OutOfMemory.__name__
@@ -299,15 +317,15 @@ def engine_error(doing: str, error: BaseException) -> EngineError:
 
 
 def _named_error(doing: str, name: str) -> EngineError:
-    """Make the error of a `failure_name`; running out of memory has a class of its own."""
-    kind = OutOfMemory if name == OutOfMemory.__name__ else EngineError
-    return kind(f"{doing} ({name})")
+    """Make the error of a `failure_name`, of the class with that name if there is one."""
+    kinds = {kind.__name__: kind for kind in (OutOfMemory, DeviceLost)}
+    return kinds.get(name, EngineError)(f"{doing} ({name})")
 
 
 def selector_error(name: str) -> EngineError:
     """Make the error to raise for the `failure_name` of a selector. On a GPU, errors of the model's
     own kernels surface in the selector, which is the first to wait for them."""
-    if name in (OutOfMemory.__name__, "AcceleratorError"):
+    if name in (OutOfMemory.__name__, DeviceLost.__name__, "AcceleratorError"):
         return _named_error("the device failed", name)
     if name == NotNumbers.__name__:
         return SelectorFailed("the model's logits are no numbers; engine.dtype may be too narrow")
@@ -315,6 +333,6 @@ def selector_error(name: str) -> EngineError:
 
 
 def may_be_repeated(error: BaseException | None) -> TypeGuard[EngineError]:
-    """Return whether an engine failed in a way that depends neither on what was drawn nor on how
-    much memory the prompts need."""
-    return isinstance(error, EngineError) and not isinstance(error, SelectorFailed | OutOfMemory)
+    """Return whether an engine failed in a way that depends neither on prompts nor on draws. Any
+    other failure is one of the mechanism's own."""
+    return isinstance(error, DeviceLost | LoadFailed)

@@ -20,6 +20,7 @@ from typing import Any
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Completion,
+    DeviceLost,
     EngineError,
     OnCompletion,
     Prompts,
@@ -210,14 +211,22 @@ class VllmModel(TextCodec):
         try:
             self.llm.llm_engine.add_request(request, {"prompt_token_ids": list(ids)}, params)
         except Exception as error:  # its message may quote the prompt
-            raise engine_error("vLLM refused a request", error) from None
+            raise self._failure("vLLM refused a request", error) from None
 
     def step(self) -> list[Any]:
         try:
             outputs: list[Any] = self.llm.llm_engine.step()
         except Exception as error:  # its message may quote a request
-            raise engine_error("vLLM failed in a step", error) from None
+            raise self._failure("vLLM failed in a step", error) from None
         return outputs
+
+    def _failure(self, doing: str, error: Exception) -> EngineError:
+        """Make the error to raise in place of vLLM's; `DeviceLost` if its monitor has seen a worker
+        die, after which every call ends with one of these words."""
+        died = getattr(self.llm.llm_engine.model_executor, "is_failed", False)
+        if died and str(error) in ("cancelled", "Executor failed."):
+            return DeviceLost(f"{doing} (a worker's process died)")
+        return engine_error(doing, error)
 
     def abort(self, requests: Iterable[str]) -> None:
         self.llm.llm_engine.abort_request(list(requests))
@@ -235,7 +244,7 @@ class VllmModel(TextCodec):
         try:
             answers: list[dict[str, Any]] = self.llm.collective_rpc(method, args=arguments)
         except Exception as error:
-            raise engine_error("a worker of vLLM failed", error) from None
+            raise self._failure("a worker of vLLM failed", error) from None
         return answers
 
     def close(self) -> None:

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
@@ -173,6 +175,12 @@ class RunLedger(ABC):
     def started(self, charge_key: str) -> Iterator[Place]:
         """Yield (unit, attempt) of every start, sorted: one for each attempt at a unit."""
         return ((unit, entry.attempt) for unit, entry in self._units("begin", charge_key))
+
+    def repeated(self, charge_key: str) -> Iterator[str]:
+        """Yield the units that were begun more than once; not all names are held at once."""
+        for unit, attempts in groupby(self.started(charge_key), key=itemgetter(0)):
+            if sum(1 for _ in attempts) > 1:
+                yield unit
 
     def unfinished(self, charge_key: str) -> Iterator[Place]:
         """Yield the starts of units that neither were published nor failed: running, or lost."""

@@ -1,16 +1,17 @@
-"""Attempts at a run's release: what was lost with a machine or an engine is repeated.
+"""Attempts at a run's release: what was interrupted or lost before it published is repeated.
 
-What is published is kept. What was lost with its machine, by an interruption or because a model
-failed is repeated or dropped as `privacy.lost_batches` says (a training pays for what it repeats).
-A mechanism that raised itself, or for which the memory did not suffice, is never run again.
+What is published is kept. `dpray.workers.cluster.reason_to_repeat` has the short list of losses
+after which another attempt begins. Any other error of an attempt is a failure of the mechanisms
+that it had begun, which are never run again; without any, the same command goes on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 
+from dpray.engines.base import EngineError
 from dpray.io.files import disk_is_full
 from dpray.runs.session import Release, Session
 from dpray.runs.standing import DISK_FULL
@@ -46,8 +47,6 @@ def _end_of_run(session: Session[Any], number: int, error: BaseException) -> Dpr
     # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
     if not isinstance(error, Exception):
         return Resumable("interrupted")
-    if disk_is_full(error):
-        return Resumable(DISK_FULL)
     if isinstance(error, LedgerConflict) and session.ledger.counts(session.run_id)["committed"]:
         return RunFailed(
             "output.path: another copy of this folder finished the run, and its release is the one "
@@ -55,15 +54,30 @@ def _end_of_run(session: Session[Any], number: int, error: BaseException) -> Dpr
         )
     if isinstance(error, DprayError):
         return error
-    if cluster.ended_for_memory(error):
-        return _ended_for_memory(session, error)
     last = error.last if isinstance(error, cluster.LostTooOften) else error
-    if (why := cluster.reason_to_repeat(last)) is None:
-        return _stopped(session, error)
+    why = cluster.reason_to_repeat(last)
+    if why is None:
+        if failed := _record_failures(session, error):
+            return RunFailed(
+                f"{_what_stopped(error)}; what was being drawn ({failed[0]}, {len(failed)} in all) "
+                "is never repeated, so this run cannot be finished"
+            )
+        if not isinstance(error, EngineError):
+            return _ended_between_draws(error)
+        why = str(error)
     attempts = session.config.runtime.max_attempts
     if number == attempts or isinstance(error, cluster.LostTooOften):
         return Resumable(f"{why} ({attempts} times)")
     return None
+
+
+def _ended_between_draws(error: Exception) -> DprayError:
+    """Return the error of a run that stopped while nothing was being drawn: it can go on."""
+    if disk_is_full(error):
+        return Resumable(DISK_FULL)
+    if cluster.ended_for_memory(error):
+        return Resumable(f"{_what_stopped(error)}, and nothing was being drawn")
+    return DprayError(f"{_what_stopped(error)}; nothing that was not finished was released")
 
 
 def _committed(session: Session[Any]) -> Callable[[str], bool]:
@@ -73,33 +87,31 @@ def _committed(session: Session[Any]) -> Callable[[str], bool]:
     return shas.__contains__
 
 
-def _ended_for_memory(session: Session[Any], error: Exception) -> DprayError:
-    """Record as failed the units that workers had under way when Ray ended a process for want of
-    memory, and not those that were lost before that. Return the error that stops the run."""
-    what = "Ray ended a process of the run because its machine was low on memory"
+def _record_failures(session: Session[Any], error: Exception) -> list[str]:
+    """Record as failed what this attempt had begun and not published when `error` ended it. Return
+    the units of the run that have failed.
+
+    Where Ray ended a process for want of memory, these are what workers had under way just then,
+    and not what was lost before with another one: how much memory a batch needs depends on its
+    private rows.
+    """
     ledger, run_id = session.ledger, session.run_id
     ended = cluster.find_error(error, cluster.EndedForMemory)
-    at_work = frozenset() if ended is None else ended.worker_ids
+    reason = cluster.class_name(error) if ended is None else "OutOfMemoryError"
     for unit, attempt in list(ledger.unfinished(run_id)):
-        # How much memory a batch needs depends on its private rows.
-        if attempt in at_work:
-            ledger.fail(run_id, unit, attempt, "OutOfMemoryError")
-    failed = [unit for unit, _ in ledger.failed(run_id)]
-    if not failed:
-        return Resumable(f"{what}, and nothing was being drawn")
-    return RunFailed(
-        f"{what}; what was being drawn ({failed[0]}, {len(failed)} in all) cannot be repeated, "
-        "so this run cannot be finished"
-    )
+        if attempt.startswith(session.attempt_id) if ended is None else attempt in ended.worker_ids:
+            ledger.fail(run_id, unit, attempt, reason)
+    return [unit for unit, _ in ledger.failed(run_id)]
 
 
-def _stopped(session: Session[Any], error: Exception) -> DprayError:
-    """Return the error of a run that code of dpray's own or of a library's stopped."""
+def _what_stopped(error: Exception) -> str:
+    """Describe an error of dpray's own code or of a library without its words."""
+    if cluster.ended_for_memory(error):
+        return "Ray ended a process of the run because its machine was low on memory"
+    if disk_is_full(error):
+        return f"the run stopped: {DISK_FULL}"
+    if isinstance(error, EngineError):
+        return f"the run stopped: {error}"
     worker = cluster.find_error(error, WorkerError)
     # Ray Data adds lines of its own to the name.
-    name = first_line(worker) if worker else type(error).__name__
-    why = f"the run stopped: {name}; nothing that was not finished was released"
-    with suppress(DprayError):
-        if session.ledger.counts(session.run_id)["failed"]:
-            return RunFailed(f"{why}, and this run cannot be finished")
-    return DprayError(why)
+    return f"the run stopped: {first_line(worker) if worker else type(error).__name__}"

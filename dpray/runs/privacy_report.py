@@ -38,7 +38,7 @@ NOT_COVERED = (
     "the public inputs: the model, the templates, the label set, the public size, all parameters",
     "what the model's own training data reveals",
     "running time, memory use and network traffic of the run",
-    "that a run stopped, and how many batches were repeated, dropped or failed: a lost machine is "
+    "that a run stopped, and how many batches were repeated or failed: a loss that is repeated is "
     "taken to say nothing of the data",
     "a process that the operating system's kernel ends for want of memory: nobody can tell it from "
     "a lost machine, and it is repeated like one",
@@ -46,6 +46,14 @@ NOT_COVERED = (
     "facts that hold for many units: a unit's part in them is hidden, the facts are not",
     "everything in the folder private/, which is not for release",
 )
+
+REPEATED_AFTER = (
+    "an interruption of the run",
+    "the loss of a machine or of a process",
+    "an error of a device's hardware (CUDA 214, 220)",
+    "an engine that could not be loaded",
+)
+"""The whole list of what may be repeated (docs/privacy.md, section 2.7)."""
 
 DIGITS = 16
 """Hexadecimal digits of a released digest."""
@@ -84,7 +92,10 @@ def privacy_report(
         }
         | of_method.pop("sampling", {}),
         "not_covered": list(NOT_COVERED),
-        "lost_batches": config.privacy.lost_batches,
+        "repeats": {
+            "count": sum(1 for _ in session.ledger.repeated(session.charge_key())),
+            "only_after": list(REPEATED_AFTER),
+        },
         "versions": run["versions"],
     }
     if not config.not_private:

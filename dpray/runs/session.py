@@ -36,7 +36,7 @@ from dpray.runs.call_cache import CALLS, CallCache, ask_cached
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.plan import Plan, label_histogram
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable, RunFailed
-from dpray.workers.cluster import find_error, may_run_again
+from dpray.workers.cluster import class_name, is_own_failure
 from dpray.workers.engine import BuildEngine
 from dpray.workers.engine_pool import EnginePool, on_pool
 from dpray.workers.metrics import Record, RunMetrics, no_metrics
@@ -196,32 +196,25 @@ class Session(Generic[P]):
         """Return the output of one mechanism of the plan, which the ledger begins and which is run
         and published once.
 
-        An output that was published before is returned as it is. A mechanism that was lost or
-        interrupted before it published runs again (nobody has seen its output), or does not, as
-        `privacy.lost_batches` says; one that `pays_for_repeats` itself always may. Errors of the
-        input have to be found before: once a run has begun, neither the records nor the
-        configuration may be corrected. Raises DprayError for a mechanism that failed, or that is
-        lost and not repeated.
+        An output that was published before is returned as it is. A mechanism that was interrupted,
+        or lost for a reason on the short list (`dpray.workers.cluster.reason_to_repeat`), before it
+        published runs again: nobody has seen its output. After any other error it never runs again;
+        one that `pays_for_repeats` itself may after a DprayError. Errors of the input have to be
+        found before: once a run has begun, neither the records nor the configuration may be
+        corrected.
         """
         if (found := self.published(unit)) is not None:
             return found
         charge_key = self.charge_key()
-        drops = self.config.privacy.lost_batches == "drop" and not pays_for_repeats
         self._refuse_failed(unit)
-        if drops and unit in {name for name, _ in self.ledger.unfinished(charge_key)}:
-            raise _dropped(unit)
         self.ledger.begin(charge_key, self.attempt_id, [unit])
         try:
-            output = mechanism()
+            self.publish_file(f"{unit}.json", {unit: mechanism()})
         except BaseException as error:
-            if isinstance(error, Exception) and not may_run_again(error):
-                # What a task on Ray raised is in a wrapper, whose name is no class's.
-                raised = find_error(error, Exception) or error
-                self.ledger.fail(charge_key, unit, self.attempt_id, type(raised).__name__)
-            elif drops and not isinstance(error, InputError):
-                raise _dropped(unit) from error
+            says_so = pays_for_repeats and isinstance(error, DprayError)
+            if is_own_failure(error) and not says_so:
+                self.ledger.fail(charge_key, unit, self.attempt_id, class_name(error))
             raise
-        self.publish_file(f"{unit}.json", {unit: output})
         released = self.published(unit)
         assert released is not None
         return released
@@ -238,8 +231,8 @@ class Session(Generic[P]):
         failed = dict(self.ledger.failed(self.charge_key()))
         if unit in failed:
             raise RunFailed(
-                f"{unit} failed with {failed[unit][1]}; a mechanism that raised itself, or for "
-                "which the memory did not suffice, is never repeated: this run cannot be finished"
+                f"{unit} failed with {failed[unit][1]}; a mechanism that failed by itself is never "
+                "repeated: this run cannot be finished"
             )
 
     def measure_labels(self) -> None:
@@ -342,13 +335,6 @@ class LabelCounter:
 
     def counts(self) -> npt.NDArray[np.int64]:
         return self._counts_N
-
-
-def _dropped(unit: str) -> RunFailed:
-    return RunFailed(
-        f"{unit} had begun and was lost, and privacy.lost_batches: drop says that nothing is "
-        f"repeated: this run cannot be finished"
-    )
 
 
 def noisy_labels(shards: Shards, histogram: LabelHistogram) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def _charged(file: Path) -> Charged:
 
 def _resumable(error: BaseException, charged: Charged) -> BaseException:
     """Return the error as a `Resumable` if it is one for this run."""
-    if isinstance(error, Resumable):
+    if isinstance(error, Resumable | RunFailed):
         return error
     if disk_is_full(error):
         return Resumable(DISK_FULL)

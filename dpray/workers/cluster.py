@@ -17,7 +17,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.base import may_be_repeated
-from dpray.types import DprayError, InputError, Resumable
+from dpray.types import BudgetRefused, DprayError, InputError, LedgerError, Resumable
 
 E = TypeVar("E", bound=BaseException)
 
@@ -162,18 +162,28 @@ class EndedForMemory(Exception):
 
 
 def reason_to_repeat(error: Exception) -> str | None:
-    """Return why the units under way may run again at no cost: a machine was lost or a model
-    failed, and nobody saw any output. Return None if they may not, because dpray's own code raised
-    or the memory did not suffice."""
+    """Return why what was being drawn may be drawn again at no cost; None if it may not.
+
+    This is the whole list: a machine or a process was lost, a device has an error of the hardware,
+    or an engine could not be loaded, with which nothing was drawn. Nobody saw any output, and
+    neither the private rows nor the draws are the reason. Proof: docs/privacy.md, section 2.7.
+    """
     if may_be_repeated(error):
         return str(error)
     return "actors were lost" if was_lost(error) else None
 
 
-def may_run_again(error: Exception) -> bool:
-    """Return whether the mechanism that raised this has not failed by itself. A DprayError is about
-    the input, or says itself that the run can go on."""
-    return isinstance(error, DprayError) or reason_to_repeat(error) is not None
+OUTSIDE = (Resumable, InputError, BudgetRefused, LedgerError)
+"""A mechanism's own code raises none of these: the caller interrupts it, a file has changed, or the
+ledger cannot be reached or refuses."""
+
+
+def is_own_failure(error: BaseException) -> bool:
+    """Return whether a mechanism that raised this has failed by itself, and may never run again.
+    An interruption is no error."""
+    if not isinstance(error, Exception) or isinstance(error, OUTSIDE):
+        return False
+    return reason_to_repeat(error) is None
 
 
 def find_error(error: BaseException | None, kind: type[E]) -> E | None:
@@ -190,6 +200,12 @@ def find_error(error: BaseException | None, kind: type[E]) -> E | None:
             return current
         waiting += [current.__cause__, current.__context__, getattr(current, "cause", None)]
     return None
+
+
+def class_name(error: BaseException) -> str:
+    """Return the name of an error's class. What a task raised is in a wrapper of Ray, whose name is
+    no class's."""
+    return type(find_error(error, Exception) or error).__name__
 
 
 @contextmanager

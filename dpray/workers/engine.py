@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from dpray.config.config import Config, EngineConfig
-from dpray.engines.base import Engine, EngineError
+from dpray.engines.base import Engine, EngineError, LoadFailed
 from dpray.engines.model_path import absolute_model, resolve_model
 from dpray.extras import require
 from dpray.types import DprayError, InputError
@@ -23,7 +23,7 @@ T = TypeVar("T")
 BuildEngine = Callable[..., Engine]
 """`build_engine` or a replacement for it."""
 
-LoadError = InputError | EngineError
+LoadError = InputError | LoadFailed
 
 NODE_GROUP = "ray.io/node-group"
 """A node that an autoscaler or KubeRay started has this label, whose value names its group."""
@@ -86,9 +86,9 @@ def try_to_load(load: Callable[[], T]) -> T | LoadError:
     except InputError as error:
         return InputError(str(error))
     except (DprayError, EngineError) as error:
-        return EngineError(str(error))
+        return LoadFailed(str(error))
     except Exception as error:
-        return EngineError(f"it cannot be loaded ({type(error).__name__})")
+        return LoadFailed(f"it cannot be loaded ({type(error).__name__})")
 
 
 # GPUs

@@ -19,6 +19,7 @@ from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import (
     Completion,
     EngineError,
+    LoadFailed,
     OnCompletion,
     Prompts,
     Samplings,
@@ -141,7 +142,7 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
     if not config.runtime.uses_ray:
         on_progress(Progress("loading the model"))
         loaded = try_to_load(load)
-        if isinstance(loaded, InputError | EngineError):
+        if isinstance(loaded, InputError | LoadFailed):
             raise _bad_model(loaded)
         return loaded
     runtime = config.runtime

@@ -206,14 +206,13 @@ def block_count(tasks: int, actors: int, rows: int) -> int:
 def group_pool(config: Config, make_worker: Callable[[], GroupWorker], task_size: int) -> ActorPool:
     """Return a pool of `runtime.actors` actors, each with a worker that gets the groups of its
     slices about `task_size` at a time. A slice goes to another actor until `runtime.max_attempts`
-    were lost with it, or to none if `privacy.lost_batches` is "drop"."""
+    were lost with it."""
     runtime = config.runtime
     actor = never_repeated(GroupActor, config, runtime.gpus_per_actor or 0.0)
     # Sent once, however many actors there are: it may hold a whole plan.
     shared = ray.put(partial(SliceWorker, make_worker, task_size))
-    policy = RepeatPrivate(runtime.max_attempts, config.privacy.lost_batches == "repeat")
-    size = runtime.actors
-    return ActorPool(RayActors(actor, shared, task_size), policy, size)
+    policy = RepeatPrivate(runtime.max_attempts)
+    return ActorPool(RayActors(actor, shared, task_size), policy, runtime.actors)
 
 
 def cut_blocks(blocks: list[Any], count: int) -> Iterator[Work]:

@@ -76,21 +76,17 @@ class RepeatPublic:
 
 @dataclass(frozen=True)
 class RepeatPrivate:
-    """The policy for a mechanism on private rows. Nobody has seen any output of a lost machine or
-    a failed engine, so the work may be repeated, unless `repeats` is False. How much memory it
-    needs depends on the private rows: running out of it ends the run, as an error of the mechanism
-    does."""
+    """The policy for a mechanism on private rows. Work that was lost for a reason on the short list
+    (`dpray.workers.cluster.reason_to_repeat`) is repeated: nobody has seen any output, and neither
+    rows nor draws are the reason. Every other error ends the run."""
 
     max_losses: int
-    repeats: bool
 
     def ends_run(self, error: Exception, has_run: bool) -> bool:
         # An engine that cannot be loaded in the first place would fail everywhere.
         return not (was_lost(error) or (has_run and may_be_repeated(error)))
 
     def gives_up(self, error: Exception, losses: int) -> Exception | None:
-        if not self.repeats:
-            return error
         return None if losses < self.max_losses else LostTooOften(error)
 
 

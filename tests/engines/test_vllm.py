@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dpray.config.sections import EngineConfig
-from dpray.engines.base import EngineError
+from dpray.engines.base import DeviceLost, EngineError
 from dpray.engines.row_variation import row_variation
 from dpray.engines.vllm import LockstepRun, VllmEngine
 from dpray.engines.vllm_model import take_invariant_kernels
@@ -265,7 +265,10 @@ def test_nothing_stays_behind_in_the_workers(vllm_engine: Any) -> None:
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two workers want a core each")
 def test_two_ranks_draw_the_same_token(model_folder: str, transformers_engine: Any) -> None:
     """Every rank builds the selector and draws; the engine compares what they drew."""
-    found = tokens_of_two_ranks(model_folder, VLLM_CPU_OMP_THREADS_BIND="0|1", OMP_NUM_THREADS="1")
+    found, after_a_death = tokens_of_two_ranks(
+        model_folder, VLLM_CPU_OMP_THREADS_BIND="0|1", OMP_NUM_THREADS="1"
+    )
     groups = [make_group(transformers_engine, str(i), size, seed=i) for i, size in enumerate(SIZES)]
     expected = decode(transformers_engine, *groups)
     assert found == {name: list(result.token_ids) for name, result in expected.items()}
+    assert after_a_death == DeviceLost.__name__, "a worker that is dead may be repeated"

@@ -35,6 +35,7 @@ import numpy as np
 from dpray import registry as methods
 from dpray.engines.base import (
     Completion,
+    DeviceLost,
     Engine,
     EngineError,
     Lockstep,
@@ -156,7 +157,7 @@ class FailsOnce:
     def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
         def failing(finished: int, result: LockstepResult, following: LockstepGroup | None) -> None:
             if finished == 2 and first_time(self.marker):
-                raise EngineError("a rank is dead")
+                raise DeviceLost("a rank is dead")
 
         return watched(self.engine.decode_lockstep(groups), failing)
 

@@ -44,7 +44,7 @@ def a_report(**changes):
             "Floating point: real-valued noise is drawn in float64.",
         ],
         "not_private": False,
-        "batches": {"total": 32, "published": 31, "repeated": 2, "dropped": 1, "failed": 0},
+        "batches": {"total": 32, "published": 31, "repeated": 2, "failed": 1},
         "ledger": {
             "url_kind": "sqlite",
             "dataset": "clinic-notes",
@@ -54,7 +54,7 @@ def a_report(**changes):
             "reservation": "run-5f1c9a",
         },
         "records": 1412,
-        "lost_batches": "repeat",
+        "repeats": {"count": 2, "only_after": ["an interruption", "the loss of a machine"]},
         "method": {
             "name": "private_prediction",
             "batches": "disjoint",

@@ -3,6 +3,7 @@ between two steps. By DP-KPS, which runs two mechanisms and needs no model."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,17 +14,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.exceptions import RayTaskError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from dpray import registry as methods
 from dpray.cli import interrupt_on_sigterm
 from dpray.config.config import Config
+from dpray.engines.base import DeviceLost, EngineError, LoadFailed, OutOfMemory, SelectorFailed
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.registry import make_plan
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.session import Session
-from dpray.types import Budget, DprayError, InputError, MissingLedger, Progress, Resumable
+from dpray.types import (
+    Budget,
+    DprayError,
+    InputError,
+    LedgerUnavailable,
+    MissingLedger,
+    Progress,
+    Resumable,
+    RunFailed,
+)
 from dpray.workers import cluster
 from dpray.workers.engine import build_engine
 
@@ -205,18 +223,68 @@ def test_a_mechanism_that_raised_on_ray_is_never_repeated(config: Callable[..., 
             session.publish_once("counts", dict)
 
 
-@pytest.mark.parametrize("fault", [Resumable("no room; the same command goes on"), SystemExit(143)])
-def test_what_is_not_repeated_does_not_promise_to_go_on(
-    config: Callable[..., Config], fault: BaseException
-) -> None:
+REPEATED = [
+    RayActorError(),
+    WorkerCrashedError(),
+    NodeDiedError("a node died"),
+    ObjectLostError("0" * 56, None, ""),  # type: ignore[arg-type]
+    DeviceLost("a device is gone"),
+    LoadFailed("there is no GPU"),
+    Resumable("on_progress raised ValueError"),
+    InputError("notes.jsonl has changed"),
+    LedgerUnavailable("no answer"),
+    KeyboardInterrupt(),
+    SystemExit(143),
+]
+FAILED = [
+    KeyError("Marlowe"),
+    OSError(errno.EIO, "Input/output error"),
+    OSError(errno.ENOSPC, "No space left on device"),
+    MemoryError(),
+    EngineError("a group was not whole at token 3"),
+    SelectorFailed("the token selector failed (IndexError)"),
+    OutOfMemory("in a step"),
+    OutOfMemoryError("the node was running low on memory"),
+    RuntimeError("uncorrectable ECC error; the actor died"),
+    DprayError("an engine actor failed"),
+]
+
+
+def raising(fault: BaseException) -> Callable[[], Any]:
     def raises() -> Any:
         raise fault
 
-    with session_of(config(privacy__lost_batches="drop")) as session:
-        for mechanism in (raises, dict):
-            with pytest.raises(DprayError, match=r"drop says .* cannot be finished") as stopped:
-                session.publish_once("counts", mechanism)
-            assert not isinstance(stopped.value, Resumable)
+    return raises
+
+
+@pytest.mark.parametrize("fault", REPEATED, ids=lambda fault: type(fault).__name__)
+def test_what_is_on_the_short_list_is_drawn_again(
+    config: Callable[..., Config], fault: BaseException
+) -> None:
+    with session_of(config()) as session:
         with pytest.raises(type(fault)):
-            session.publish_once("model", raises, pays_for_repeats=True)
-        assert session.publish_once("model", dict, pays_for_repeats=True) == {}
+            session.publish_once("counts", raising(fault))
+        assert session.publish_once("counts", dict) == {}
+
+
+@pytest.mark.parametrize("fault", FAILED, ids=lambda fault: type(fault).__name__)
+def test_what_is_not_on_it_is_a_failure_for_good(
+    config: Callable[..., Config], fault: Exception
+) -> None:
+    with session_of(config()) as session:
+        with pytest.raises(type(fault)):
+            session.publish_once("counts", raising(fault))
+        with pytest.raises(RunFailed, match=f"failed with {type(fault).__name__}.*never repeated"):
+            session.publish_once("counts", dict)
+
+
+def test_a_mechanism_that_pays_for_its_repeats_goes_on_after_an_error_of_ours(
+    config: Callable[..., Config],
+) -> None:
+    with session_of(config()) as session:
+        with pytest.raises(DprayError):
+            session.publish_once("model", raising(DprayError("no")), pays_for_repeats=True)
+        with pytest.raises(KeyError):
+            session.publish_once("model", raising(KeyError("x")), pays_for_repeats=True)
+        with pytest.raises(RunFailed, match="failed with KeyError"):
+            session.publish_once("model", dict, pays_for_repeats=True)

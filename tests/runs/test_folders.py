@@ -157,7 +157,7 @@ def test_a_new_run_where_nothing_may_be_written_is_charged_nothing(
         ({"method__records": 9}, "another configuration"),
         ({"engine": {"kind": "openai", "model": "m", "base_url": "http://x/v1"}}, "another"),
         ({"embedder": {"model": "another"}}, "another configuration"),
-        ({"privacy__lost_batches": "drop"}, "another configuration"),
+        ({"data__max_characters": 1000}, "another configuration"),
         ({"privacy__epsilon": 9.0}, "another plan"),
         ({"vocabulary": "word19 again"}, r"other files of method\.vocabulary"),
     ],

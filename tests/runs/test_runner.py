@@ -19,7 +19,7 @@ from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
 from dpray.runs import runner, session
-from dpray.runs.privacy_report import NOT_COVERED
+from dpray.runs.privacy_report import NOT_COVERED, REPEATED_AFTER
 from dpray.types import Budget, InputError, LedgerError, Resumable
 from dpray.workers import cluster
 
@@ -108,7 +108,7 @@ def test_a_run_from_data_to_release(
     run = config()
     report = release(run)
     folder = Path(run.output.path)
-    none = dict.fromkeys(("repeated", "dropped", "failed", "missing"), 0)
+    none = dict.fromkeys(("repeated", "failed", "missing"), 0)
     assert report["batches"] == {"total": 12, "published": 12} | none
     assert report["epsilon"] <= run.privacy.epsilon
     assert report == json.loads((folder / "privacy_report.json").read_text())
@@ -155,22 +155,14 @@ def test_every_batch_runs_though_most_are_empty(config: Callable[..., Config]) -
     assert report["batches"]["published"] == report["batches"]["total"] == 80 > 60
 
 
-@pytest.mark.parametrize(
-    ("rule", "published", "repeated", "dropped"), [("repeat", 12, 4, 0), ("drop", 8, 0, 4)]
-)
-def test_lost_batches_are_repeated_or_dropped_at_no_further_cost(
-    config: Callable[..., Config],
-    lose_after: Callable[..., None],
-    rule: str,
-    published: int,
-    repeated: int,
-    dropped: int,
+def test_lost_batches_are_repeated_at_no_further_cost(
+    config: Callable[..., Config], lose_after: Callable[..., None]
 ) -> None:
-    run = config(privacy__lost_batches=rule)
+    run = config()
     lose_after(1)
     report = release(run)
-    found = [report["batches"][key] for key in ("published", "repeated", "dropped")]
-    assert found == [published, repeated, dropped]
+    assert [report["batches"][key] for key in ("published", "repeated")] == [12, 4]
+    assert report["repeats"] == {"count": 4, "only_after": list(REPEATED_AFTER)}
     assert_once(run, report)
     assert ledger_of(run).account("notes").spent.epsilon == report["epsilon"]
 

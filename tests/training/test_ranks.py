@@ -16,7 +16,7 @@ from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, Wo
 
 from dpray.training.ranks import reason
 from dpray.types import InputError, Resumable
-from dpray.workers.cluster import may_run_again, reason_to_repeat
+from dpray.workers.cluster import is_own_failure, reason_to_repeat
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from dpray.workers.cluster import may_run_again, reason_to_repeat
 )
 def test_no_mechanism_failed_where_the_cluster_has_no_room_for_the_ranks(error: Exception) -> None:
     found = reason(came(ControllerError(error)))
-    assert isinstance(found, Resumable) and may_run_again(found)
+    assert isinstance(found, Resumable) and not is_own_failure(found)
     assert "make room" in str(found)
 
 
@@ -43,7 +43,7 @@ def test_what_a_rank_raised_comes_before_what_the_others_miss() -> None:
     assert isinstance(found, InputError)
     alone = UserExceptionWithTraceback(ValueError("x"), "")
     assert isinstance(reason(WorkerGroupError("", {0: alone})), ValueError)
-    assert not may_run_again(ValueError("x"))
+    assert is_own_failure(ValueError("x"))
 
 
 def came(error: TrainingFailedError) -> TrainingFailedError:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dpray.config.config import Config
-from dpray.engines.base import EngineError
+from dpray.engines.base import EngineError, LoadFailed
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.registry import make_plan
@@ -137,8 +137,8 @@ def test_ranks_are_on_gpus_where_they_have_some(gpus: float, asked: dict[str, fl
 
 CASES = [
     (InputError("engine.model: no such folder"), "engine.model: no such folder", InputError),
-    (EngineError("vLLM cannot load m: no GPU"), "vLLM cannot load m: no GPU", EngineError),
-    (OSError("Marlowe's disk"), "it cannot be loaded (OSError)", EngineError),
+    (EngineError("vLLM cannot load m: no GPU"), "vLLM cannot load m: no GPU", LoadFailed),
+    (OSError("Marlowe's disk"), "it cannot be loaded (OSError)", LoadFailed),
 ]
 
 

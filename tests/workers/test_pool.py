@@ -14,7 +14,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from dpray.engines.base import EngineError, OutOfMemory, SelectorFailed
+from dpray.engines.base import DeviceLost, EngineError, LoadFailed, OutOfMemory, SelectorFailed
 from dpray.types import DprayError, InputError
 from dpray.workers.cluster import EndedForMemory, LostTooOften
 from dpray.workers.pool import (
@@ -127,8 +127,8 @@ def done(
     return found, None
 
 
-PRIVATE, DROPPING, PUBLIC = RepeatPrivate(3, True), RepeatPrivate(3, False), RepeatPublic(3)
-POLICIES = [PRIVATE, DROPPING, PUBLIC]
+PRIVATE, PUBLIC = RepeatPrivate(3), RepeatPublic(3)
+POLICIES = [PRIVATE, PUBLIC]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -200,14 +200,7 @@ def test_work_that_is_repeated_comes_last(policy: LossPolicy) -> None:
     assert done(actors, policy, work("a", "b", "c"))[0] == ["b", "c", "a"]
 
 
-def test_dropped_work_is_begun_once_and_the_rest_is_done() -> None:
-    actors = Dummies({"b": [LOST]})
-    found, error = done(actors, DROPPING, work("a b c", "d"))
-    assert found == ["a", "d"] and error is LOST
-    assert max(actors.taken.values()) == 1
-
-
-@pytest.mark.parametrize("error", [LOST, EngineError("the GPU is gone")])
+@pytest.mark.parametrize("error", [LOST, DeviceLost("the GPU is gone")])
 def test_private_work_that_is_lost_too_often_is_left_out(error: Exception) -> None:
     actors = Dummies({"b": [error] * 9})
     found, ended = done(actors, PRIVATE, work("a b", "c", "d"), size=2)
@@ -265,8 +258,10 @@ def test_work_whose_arguments_are_lost_on_their_way_costs_no_actor() -> None:
     [
         (LOST, False, False),
         (WorkerCrashedError(), True, False),
-        (EngineError("the GPU is gone"), True, False),
-        (EngineError("there is no GPU"), False, True),
+        (DeviceLost("the GPU is gone"), True, False),
+        (LoadFailed("there is no GPU"), True, False),
+        (LoadFailed("there is no GPU"), False, True),
+        (EngineError("the rows of a group were not given the same tokens"), True, True),
         (OutOfMemory("in a step"), True, True),
         (SelectorFailed("it"), True, True),
         (KeyError(5), True, True),
@@ -276,10 +271,9 @@ def test_work_whose_arguments_are_lost_on_their_way_costs_no_actor() -> None:
 def test_a_private_loss_is_repeated_only_if_nobody_saw_it_and_no_text_caused_it(
     error: Exception, has_run: bool, ends: bool
 ) -> None:
-    assert PRIVATE.ends_run(error, has_run) == DROPPING.ends_run(error, has_run) == ends
+    assert PRIVATE.ends_run(error, has_run) == ends
 
 
-def test_private_work_is_given_up_after_three_losses_and_dropped_after_one() -> None:
+def test_private_work_is_given_up_after_three_losses() -> None:
     assert PRIVATE.gives_up(LOST, losses=2) is None
     assert isinstance(PRIVATE.gives_up(LOST, losses=3), LostTooOften)
-    assert DROPPING.gives_up(LOST, losses=1) is LOST

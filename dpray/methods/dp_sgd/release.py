@@ -33,6 +33,7 @@ from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
 from dpray.runs.plan import privacy_unit
 from dpray.runs.privacy_report import NOT_COVERED, model_name
 from dpray.runs.session import Release, Session
+from dpray.runs.standing import DISK_FULL
 from dpray.training.journal import Journal, lost_blocks
 from dpray.training.model import ADAPTER
 from dpray.training.step import SUM_ROUNDING
@@ -93,7 +94,7 @@ def train(session: DpSgdSession) -> dict[str, Any]:
         if ended_for_memory(error):
             raise Resumable("Ray ended a rank for want of memory") from error
         if disk_is_full(error):
-            raise Resumable("no space is left on a disk") from error
+            raise Resumable(DISK_FULL) from error
         raise
     finally:
         shutil.rmtree(tokens, ignore_errors=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from uuid import uuid4
 
-from dpray.engines.base import Engine, failure_name, may_be_repeated
+from dpray.engines.base import Engine, failure_name
 from dpray.engines.forms import forced_tokens
 from dpray.engines.row_variation import refuse_dependence, row_variation
 from dpray.ledger.protocol import RunLedger
@@ -15,7 +15,7 @@ from dpray.methods.private_prediction.affordable import longest_frame
 from dpray.methods.private_prediction.algorithm import Batch, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import encode_private, shown_examples
-from dpray.types import DprayError
+from dpray.workers.cluster import is_own_failure
 from dpray.workers.groups import Outcome, group_texts
 from dpray.workers.rows import Row
 
@@ -66,8 +66,8 @@ class BatchDecoder:
     """Decodes whole batches, with all of their rows, however many there are. A batch of the next
     task begins as soon as the engine has room for it.
 
-    The ledger records that a task's batches begin. It also records which of them failed because the
-    mechanism or dpray's own code raised, or because memory ran out; those are never repeated.
+    The ledger records that a task's batches begin. It also records which of them failed: those that
+    were running at any error that is not on the short list of what may be repeated.
     `key` is the run's charge in the ledger. Each decoder has an id of its own there and decodes a
     batch once. If another decoder takes over lost batches, the ledger has both attempts.
     """
@@ -161,8 +161,8 @@ class BatchDecoder:
         }
 
     def _failures(self, batches: Iterable[str], error: Exception | None) -> Iterator[Outcome]:
-        """Record batches that were still running as failed, or re-raise if they may be retried."""
-        if isinstance(error, DprayError) or may_be_repeated(error):
+        """Record batches that were still running as failed, or re-raise if they may be repeated."""
+        if error is not None and not is_own_failure(error):
             raise error
         for batch_id in batches:
             reason = "BatchNotDecoded" if error is None else failure_name(error)

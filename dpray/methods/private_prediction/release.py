@@ -9,8 +9,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, groupby, islice
-from operator import itemgetter
+from itertools import count, islice
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -73,12 +72,9 @@ def release(session: BatchSession) -> Release:
 
 def missing(session: BatchSession) -> list[str]:
     """Return all batches that are not decoded, in their public order."""
-    plan, ledger, key = session.plan, session.ledger, session.charge_key()
     refuse_failed(session)
-    done = {batch for batch, _ in ledger.published(key)}
-    if session.config.privacy.lost_batches == "drop":
-        done |= {batch for batch, _ in ledger.unfinished(key)}
-    return [batch for batch in plan.batches.batch_ids() if batch not in done]
+    done = {batch for batch, _ in session.ledger.published(session.charge_key())}
+    return [batch for batch in session.plan.batches.batch_ids() if batch not in done]
 
 
 def refuse_failed(session: BatchSession) -> None:
@@ -87,9 +83,8 @@ def refuse_failed(session: BatchSession) -> None:
     if failed:
         batch, (_, reason) = next(iter(failed.items()))
         raise RunFailed(
-            f"batch {batch} failed with {reason} ({len(failed)} in all); a batch "
-            f"that raised itself, or for which the memory did not suffice, is never repeated, "
-            f"so this run cannot be finished"
+            f"batch {batch} failed with {reason} ({len(failed)} in all); a batch that failed by "
+            "itself is never repeated, so this run cannot be finished"
         )
 
 
@@ -305,16 +300,6 @@ def batch_counts(session: BatchSession) -> dict[str, int]:
     return {
         "total": plan.batches.num_batches,
         "published": plan.published_batches(counts["published"]),
-        "repeated": sum(
-            number > 1 for unit, number in starts(ledger.started(key)) if unit != "labels"
-        ),
-        "dropped": sum(1 for _ in starts(ledger.unfinished(key))),
+        "repeated": sum(unit != "labels" for unit in ledger.repeated(key)),
         "failed": counts["failed"],
     }
-
-
-def starts(begun: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int]]:
-    """Yield each unit with the number of its attempts. `begun` has a pair of unit and attempt for
-    each, sorted by unit, and is not held."""
-    for unit, attempts in groupby(begun, key=itemgetter(0)):
-        yield unit, sum(1 for _ in attempts)

@@ -15,7 +15,7 @@ import pytest
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
-from dpray.engines.base import EngineError, Lockstep, LockstepGroup, LockstepResult
+from dpray.engines.base import DeviceLost, Lockstep, LockstepGroup, LockstepResult
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.public_files import FewShot
 from dpray.io.template_file import Template
@@ -253,10 +253,10 @@ def test_what_the_ledger_refuses_to_begin_harms_no_batch_under_way(decoder: Deco
 
 def test_an_engine_that_fails_loses_what_has_begun_in_all_tasks(decoder: Decoder) -> None:
     book = Book()
-    engine = SideBySide(EngineError("the GPU is gone"), fails_at=1)
+    engine = SideBySide(DeviceLost("the GPU is gone"), fails_at=1)
     outcomes = decoder(book, engine).work(map(rows, TASKS))
     assert next(outcomes)["batch"] == "0/0"
-    with pytest.raises(EngineError, match="the GPU is gone"):
+    with pytest.raises(DeviceLost, match="the GPU is gone"):
         next(outcomes)
     assert book.begun == TASKS[:2]
     assert book.failures == [], "what has begun may be decoded again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from shutil import copytree
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import OutOfMemoryError as EndedByRay
@@ -17,6 +19,8 @@ from ray.exceptions import OutOfMemoryError as EndedByRay
 from dpray import registry as methods
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import (
+    BROKEN,
+    DeviceLost,
     Engine,
     EngineError,
     Lockstep,
@@ -24,7 +28,10 @@ from dpray.engines.base import (
     LockstepResult,
     OutOfMemory,
     SelectorFailed,
+    engine_error,
     failure_name,
+    may_be_repeated,
+    selector_error,
 )
 from dpray.engines.row_variation import LONGER
 from dpray.ledger.ledger import Ledger
@@ -32,11 +39,17 @@ from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import decoder
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import MOST_COPIES, bound_copies
-from dpray.types import DprayError, InputError, Resumable
+from dpray.types import DprayError, InputError, Resumable, RunFailed
 from dpray.workers.cluster import EndedForMemory, LostTooOften
 from dpray.workers.groups import PLACEHOLDER, group_texts
 from tests.engines.kept import Kept
 from tests.integration.fault_driver import watched
+
+
+def accelerator_error(number: int) -> Exception:
+    error = torch.AcceleratorError("CUDA error: Marlowe")
+    error.error_code = number
+    return error
 
 
 class Faulty(Kept):
@@ -94,7 +107,7 @@ def test_a_run_that_has_lost_its_configuration_does_not_go_on_with_another(
     keys = {"runtime__max_attempts": 1, "method__private_tokens": 8}
     made = config(**keys)
     with pytest.raises(Resumable):
-        run(made, Faulty(engine, [EngineError("the GPU is gone")], after=1))
+        run(made, Faulty(engine, [DeviceLost("the GPU is gone")], after=1))
     kept = Path(made.output.path) / "private" / "config.json"
     before = kept.read_text()
     kept.unlink()
@@ -130,11 +143,11 @@ def test_a_model_that_is_refused_at_its_start_leaves_the_charge_to_another(
 def test_an_engine_that_raises_once_costs_its_unfinished_batches_a_repetition(
     config: Callable[..., Config], engine: Engine
 ) -> None:
-    faulty = Faulty(engine, [EngineError("the GPU is gone")])
+    faulty = Faulty(engine, [DeviceLost("the GPU is gone")])
     report = run(config(), faulty)
     # Two of the first task's four batches were whole, and are not decoded again.
     assert report["batches"]["published"] == 12 and report["batches"]["repeated"] == 2
-    assert report["batches"]["failed"] == report["batches"]["dropped"] == 0
+    assert report["batches"]["failed"] == 0
     assert faulty.loaded == 2, "the engine that failed is not asked again"
 
 
@@ -158,7 +171,7 @@ def test_an_engine_whose_test_fails_is_closed_before_the_next_one_is_loaded(
         def close(self) -> None:
             held.pop()
 
-    report = run(config(), FailsItsTest(engine, [EngineError("the GPU is gone")]))
+    report = run(config(), FailsItsTest(engine, [DeviceLost("the GPU is gone")]))
     assert report["batches"]["published"] == 12 and not held
 
 
@@ -166,8 +179,8 @@ def test_an_engine_that_fails_each_time_ends_the_run_for_now(
     config: Callable[..., Config], engine: Engine
 ) -> None:
     made = config(runtime__max_attempts=2)
-    faulty = Faulty(engine, [EngineError("engine.max_num_seqs is too small")] * 2, after=1)
-    with pytest.raises(Resumable, match=r"^engine\.max_num_seqs is too small \(2 times\)") as ended:
+    faulty = Faulty(engine, [DeviceLost("the GPU is gone")] * 2, after=1)
+    with pytest.raises(Resumable, match=r"^the GPU is gone \(2 times\)") as ended:
         run(made, faulty)
     assert ended.value.exit_code == 4
     assert run(made, faulty)["batches"]["published"] == 12
@@ -177,6 +190,13 @@ def test_an_engine_that_fails_each_time_ends_the_run_for_now(
     ("error", "name"),
     [
         (SelectorFailed("the token selector failed (ArithmeticError)"), "SelectorFailed"),
+        (EngineError("the rows of a group were not given the same tokens"), "EngineError"),
+        (EngineError("vLLM lost a row of a group; nothing is drawn without it"), "EngineError"),
+        (engine_error("the model failed in a step", IndexError("Marlowe")), "EngineError"),
+        (engine_error("vLLM failed in a step", accelerator_error(710)), "EngineError"),
+        (selector_error("AcceleratorError"), "EngineError"),
+        (DprayError("no ledger and no file says so"), "DprayError"),
+        (OSError(errno.EIO, "Input/output error"), "OSError"),
         (OutOfMemory("vLLM failed in a step (OutOfMemory)"), "OutOfMemory"),
         (MemoryError(), "OutOfMemory"),
     ],
@@ -205,6 +225,38 @@ def test_a_mechanism_that_raised_and_want_of_memory_are_final(
 def test_what_a_text_says_is_no_want_of_memory(error: Exception, name: str) -> None:
     """An error may quote a prompt, whose words must not decide whether its batch is repeated."""
     assert failure_name(error) == name
+
+
+@pytest.mark.parametrize("number", BROKEN)
+def test_an_error_of_the_hardware_is_told_by_its_number(number: int) -> None:
+    error = RuntimeError("a wrapper")
+    error.__cause__ = accelerator_error(number)
+    for found in (engine_error("in a step", error), selector_error(failure_name(error))):
+        assert isinstance(found, DeviceLost) and may_be_repeated(found)
+
+
+@given(st.text(), st.sampled_from([IndexError, RuntimeError, ValueError, OSError, KeyError]))
+def test_no_words_of_an_error_have_a_batch_repeated(words: str, kind: type[Exception]) -> None:
+    for said in (words, f"{words} uncorrectable ECC error; actor died; CUDA error 214"):
+        assert not may_be_repeated(engine_error("in a step", kind(said)))
+        assert not may_be_repeated(selector_error(failure_name(kind(said))))
+
+
+def test_a_draw_that_cannot_be_written_is_not_drawn_again(
+    config: Callable[..., Config], engine: Engine
+) -> None:
+    """A lone surrogate is in no file: the error is the draw's."""
+
+    class Odd(Faulty):
+        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+            for result in super().decode_lockstep(groups):
+                yield replace(result, text="\udc80")
+
+    made = config()
+    for match in ("the run stopped: UnicodeEncodeError; .* never repeated", "never repeated"):
+        with pytest.raises(RunFailed, match=match) as ended:
+            run(made, Odd(engine))
+        assert ended.value.exit_code == 1
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -253,7 +305,7 @@ def test_what_is_lost_too_often_ends_the_command_at_once(
         tasks = decode(*arguments)
         yield next(tasks)  # without outcomes: the rows are gathered
         yield next(tasks)
-        raise LostTooOften(EngineError("the GPU is gone"))
+        raise LostTooOften(DeviceLost("the GPU is gone"))
 
     made, faulty = config(), Faulty(engine)
     with monkeypatch.context() as patch:
@@ -327,7 +379,7 @@ def test_batches_that_give_no_record_are_made_up_for_by_the_next_ones(
                 yield replace(result, text=text, finish_reason="stop")
 
     made = config(method__max_records=5, runtime__max_attempts=1, runtime__batches_per_task=2)
-    mute = Mute(engine, [EngineError("the GPU is gone")], after=1)
+    mute = Mute(engine, [DeviceLost("the GPU is gone")], after=1)
     with pytest.raises(Resumable, match="the GPU is gone"):
         run(made, mute)
     report = run(made, mute)

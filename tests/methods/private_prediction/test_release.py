@@ -21,7 +21,6 @@ from dpray.methods.private_prediction.release import (
     external_sort,
     next_batches,
     records,
-    starts,
     task_size,
 )
 from dpray.registry import make_plan
@@ -144,11 +143,6 @@ def test_poisson_batches_are_decoded_label_by_label(
     assert sorted(following) == sorted(waiting) != waiting
     labels = [plan.batches.label_of(batch) for batch in following]
     assert labels == sorted(labels)
-
-
-def test_attempts_are_counted_unit_by_unit() -> None:
-    places = [("0/0", "x"), ("0/1", "x"), ("0/1", "y"), ("labels", "x")]
-    assert list(starts(iter(places))) == [("0/0", 1), ("0/1", 2), ("labels", 1)]
 
 
 def test_records_come_in_their_order_and_the_file_is_gone(tmp_path: Path) -> None:
