@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as plds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import logsumexp
 
 from dpray.accounting.accountant import bounds, cost
 from dpray.accounting.composed_events import Composed, Parallel, SelfComposed, event_from_json
@@ -203,6 +206,30 @@ def test_a_unit_may_meet_another_event_each_time() -> None:
         alone = max(cost(SelfComposed(event, 2), delta).epsilon for event in (rarely, always))
         twice = bounds(SelfComposed(Parallel((rarely, always)), 2), delta)
         assert alone + 0.5 < bounds(mixed, delta)["pld"] <= twice["pld"]
+
+
+@settings(max_examples=60)
+@given(q=st.floats(1e-4, 0.9), sigma=st.floats(0.5, 30.0), order=st.floats(1.05, 40.0))
+def test_an_order_that_is_not_whole_costs_no_more_than_the_next_whole_one(
+    q: float, sigma: float, order: float
+) -> None:
+    """From both sides: never below the divergence, by quadrature, and never above that of a larger
+    order. dp-accounting's own bound was up to 72 times the divergence, or infinite."""
+    event = PoissonSubsampledGaussian(q, sigma)
+    found, above = event.rdp((order, float(math.ceil(order))))
+    x = np.linspace(-12 * sigma, 12 * sigma + order, 200_001)
+    loss = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * sigma**2))
+    density = -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2 * math.pi))
+    moment = float(logsumexp(order * loss + density)) + math.log(x[1] - x[0])
+    assert moment / (order - 1) - 1e-9 <= found <= above * (1 + 1e-9)
+
+
+def test_golden_whole_orders_are_the_librarys_and_the_others_are_smaller() -> None:
+    event = PoissonSubsampledGaussian(0.3, 20.0)
+    assert event.rdp((1.5, 1.9, 2.0, 2.5, 3.0)) == pytest.approx(
+        [2.2526e-4, 2.2526e-4, 2.2526e-4, 3.0046e-4, 3.3806e-4], rel=2e-4
+    )
+    assert np.isfinite(PoissonSubsampledGaussian(0.5, 2.0).rdp((1.01, 1.5, 1.8))).all()
 
 
 def test_equal_values_are_equal_events_whatever_their_type() -> None:
