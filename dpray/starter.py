@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpray.engines.model_path import SMOLLM2
-from dpray.io.columns import Label, column_of, label_name, listed_names
+from dpray.io.columns import Label, column_of, label_name, listed_names, plain_value
 from dpray.io.file_list import list_files
-from dpray.io.formats import FileFormat
+from dpray.io.formats import AS_RECOGNISED, FileFormat
 from dpray.io.records import Header, read_file_header, read_rows
 from dpray.io.yaml_text import dump_yaml, parse_yaml
 from dpray.methods.config import load_config
@@ -37,6 +37,9 @@ QUESTIONS = {
     "method": "The method (private_prediction, aug_pe, dp_kps, dp_sgd, auto)",
 }
 """Questions to a person, for values that no option gives."""
+
+_WORD = re.compile(r'\s*("(?:[^"\\]|\\.)*"\s*|[^,]*),')
+"""Matches a label and its comma; a text in double quotes may have commas."""
 
 Ask = Callable[[str, str | None], str]
 """Asks a person a question; takes the question and the answer for an empty line."""
@@ -59,7 +62,7 @@ def starter_values(
         if key == "text" and values["turns"] is not None:
             continue
         if ask is not None and values[key] is None:
-            wording = question.format(columns=listed_names(header.columns))
+            wording = question.format(columns=header.hint or listed_names(header.columns))
             answer = ask(wording, usual_column if key == "text" else usual.get(key))
             values[key] = _number(answer) if key in ("public_size", "epsilon") else answer
     if values["turns"] is None:
@@ -72,9 +75,9 @@ def starter_values(
     if looks:
         labels, form = _as_windows(lambda form: _labels(first, values["label"], form), form)
     if ask is not None and values["label"] and not (words or labels):
-        words = ask("The public label set, with commas", None)
+        words = ask('The public label set: A,B,"C, with a comma"', None)
     if words:
-        labels = [_read_label(word.strip()) for word in words.split(",")]
+        labels = read_labels(words)
     _check_complete(values | {"labels": labels or None}, header)
     return _usual(path, values) | {
         "path": path,
@@ -83,6 +86,9 @@ def starter_values(
         "columns": header.columns,
         "encoding": form.encoding,
         "delimiter": header.delimiter if header.delimiter != "," else None,
+        "quote": form.quote if form.quote != AS_RECOGNISED.quote else None,
+        "escape": form.escape,
+        "records": form.records,
         "engine": "vllm" if find_spec("vllm") else "transformers",
     }
 
@@ -140,16 +146,30 @@ def _labels(file: str, label: str | None, form: FileFormat) -> list[Label]:
     found: dict[str, Label] = {}
     for where, row in islice(read_rows(file, form), MOST_LOOKED_AT):
         value = column_of(row, label, where) if label else None
-        if isinstance(value, Label):
-            found[label_name(value)] = value
+        if value is None or value != value:
+            continue
+        value = plain_value(value, label or "", where)
+        # Dates and other values that JSON does not have are labels by their texts.
+        found[label_name(value)] = value if isinstance(value, Label) else label_name(value)
         if len(found) > MOST_LABELS:
             raise InputError(f"--label: column '{label}' has more than {MOST_LABELS} values")
     return [found[name] for name in sorted(found)]
 
 
+def read_labels(words: str) -> list[Label]:
+    """Return the labels in words of the command line, with commas between. A word is a number,
+    true, false or a text in double quotes, as in JSON, which may have a comma; any other word is a
+    text as it is. The words may also be a list as in `data.labels=[...]`."""
+    try:
+        listed = parse_yaml(words) if words.strip().startswith("[") else None
+    except ValueError:
+        listed = None
+    if isinstance(listed, list):
+        return listed
+    return [_read_label(word.strip()) for word in _WORD.findall(f"{words},")]
+
+
 def _read_label(word: str) -> Label:
-    """Return the label for a word of the command line: a number, true, false or a quoted text as in
-    JSON, any other word as it is."""
     try:
         value = json.loads(word)
     except ValueError:
@@ -158,13 +178,16 @@ def _read_label(word: str) -> Label:
 
 
 def _check_columns(header: Header, values: Mapping[str, Any]) -> None:
-    known = {*header.columns, *(name.partition(".")[0] for name in header.columns)}
+    """Raise InputError for a column that the header does not have, in whole or in part."""
     for option in ("text", "turns", "label", "unit"):
         value = values[option]
         for name in value if isinstance(value, list) else [value]:
-            if name and name not in known:
-                there = listed_names(header.columns)
-                raise InputError(f"--{option}: no column '{name}'; there are: {there}")
+            if name and not any(_one_in_other(name, each) for each in header.columns):
+                raise InputError(f"--{option}: no column '{name}'; {header}")
+
+
+def _one_in_other(name: str, other: str) -> bool:
+    return f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}.")
 
 
 def _columns_of(text: str | None, header: Header) -> str | list[str] | None:
@@ -181,7 +204,10 @@ def _check_complete(values: Mapping[str, Any], header: Header) -> None:
     wanted += ["labels"] if values["label"] else []
     if missing := [name for name in wanted if values[name] is None]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        raise InputError(f"init: needs {options} (columns: {listed_names(header.columns)})")
+        listed = header.hint or f"columns: {listed_names(header.columns)}"
+        raise InputError(f"init: needs {options} ({listed})")
+    if values["vocabulary"] is not None and values["method"] not in ("dp_kps", "auto"):
+        raise InputError("--vocabulary: only --method dp_kps and auto take one")
     if not isinstance(values["public_size"], int):
         raise InputError("--public-size: not a whole number")
 

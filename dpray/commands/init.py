@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from dpray.commands.plan import AsJson
-from dpray.io.formats import FileFormat, known_encoding, one_sign
+from dpray.io.formats import AS_RECOGNISED, FileFormat, known_encoding, one_sign, quote_sign
 from dpray.starter import default_config_path, starter, starter_values, write_checked
 from dpray.terminal import Terminal
 from dpray.types import InputError
@@ -32,7 +32,10 @@ Text = Annotated[
 ]
 Turns = Annotated[str | None, typer.Option(help="The column of conversations, in place of --text.")]
 Label = Annotated[str | None, typer.Option(help="The column of the label.")]
-Labels = Annotated[str | None, typer.Option(help="The public label set: A,B,C.", metavar="A,B,...")]
+Labels = Annotated[
+    str | None,
+    typer.Option(help='The public label set: A,B,"C, with a comma".', metavar="A,B,..."),
+]
 Unit = Annotated[str | None, typer.Option(help="The column of the privacy unit.")]
 Size = Annotated[
     int | None, typer.Option(min=1, help="Your public estimate of the number of records.")
@@ -42,7 +45,7 @@ Delta = Annotated[
     float | None, typer.Option(help="By default below 1 / public size by a factor of ten.")
 ]
 MethodName = Annotated[Method | None, typer.Option(help="The method; auto compares all.")]
-Vocabulary = Annotated[str | None, typer.Option(help="For dp_kps: public terms.")]
+Vocabulary = Annotated[str | None, typer.Option(help="For dp_kps and auto: public terms.")]
 Dataset = Annotated[str | None, typer.Option(help="The ledger's name for the data.")]
 Model = Annotated[str | None, typer.Option(help="A folder, a hub's name, or smollm2.")]
 Out = Annotated[str | None, typer.Option(help="The folder of the release.")]
@@ -55,6 +58,17 @@ Encoding = Annotated[
     typer.Option(
         parser=known_encoding, metavar="TEXT", help="Encoding of text files, such as cp1252."
     ),
+]
+Quote = Annotated[
+    str,
+    typer.Option(parser=quote_sign, metavar="TEXT", help='Sign around a cell of CSV; "": none.'),
+]
+Escape = Annotated[
+    str | None,
+    typer.Option(parser=one_sign, metavar="TEXT", help="Sign before a quote in a cell of CSV."),
+]
+Records = Annotated[
+    str | None, typer.Option(help="The key of the list of rows, if a JSON file is an object.")
 ]
 Looks = Annotated[bool, typer.Option("--look", help=LOOK)]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file.")]
@@ -78,6 +92,9 @@ def init(
     out: Out = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    quote: Quote = AS_RECOGNISED.quote,
+    escape: Escape = None,
+    records: Records = None,
     looks: Looks = False,
     force: Force = False,
     as_json: AsJson = False,
@@ -93,7 +110,7 @@ def init(
     if target.exists() and not force:
         raise InputError(f"--output: {target} is there already; --force replaces it")
     ask = _ask if sys.stdin.isatty() and not as_json else None
-    form = FileFormat(delimiter=delimiter, encoding=encoding, keys="--")
+    form = FileFormat(delimiter, quote, escape, encoding, keys="--", records=records)
     values = starter_values(file, form, given, looks, ask)
     write_checked(target, starter(values))
     if as_json:

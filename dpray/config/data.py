@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     StrictBool,
     StrictFloat,
@@ -29,6 +30,8 @@ Label = StrictBool | StrictInt | StrictFloat | StrictStr
 
 Delimiter = Annotated[str | None, AfterValidator(one_sign)]
 Encoding = Annotated[str | None, AfterValidator(known_encoding)]
+Quote = Annotated[str, BeforeValidator(lambda sign: "" if sign is None else sign)]
+"""`data.quote=` is null in YAML, and no sign."""
 
 
 class DataConfig(Section):
@@ -85,7 +88,7 @@ class DataConfig(Section):
     delimiter: Delimiter = Field(
         None, description="CSV: between cells; null: `,`, `;`, a tab or `|`, as in the header"
     )
-    quote: str = Field(
+    quote: Quote = Field(
         '"', max_length=1, description='CSV: the sign around a cell; "": no sign is one'
     )
     escape: str | None = Field(
@@ -98,6 +101,11 @@ class DataConfig(Section):
         None,
         description="encoding of text files, such as cp1252; null: UTF-8, or as a byte order mark "
         "says",
+    )
+    records: str | None = Field(
+        None,
+        description="JSON: the key of the list of rows, if the file is an object; `a.b` is key b "
+        "of a; null: the file has the rows",
     )
 
     @field_validator("text", mode="before")
@@ -212,7 +220,8 @@ class DataConfig(Section):
     @property
     def format(self) -> FileFormat:
         """Return how the text files of `path` are written."""
-        return FileFormat(self.delimiter, self.quote, self.escape, self.encoding, "data.")
+        signs = self.delimiter, self.quote, self.escape
+        return FileFormat(*signs, self.encoding, keys="data.", records=self.records)
 
     @property
     def proportions(self) -> dict[str, float]:

@@ -49,7 +49,8 @@ def evaluate_files(
         refuse_released(settings.out, "--out")
     paths = {"real": settings.real, "synthetic": settings.synthetic,
              "train": settings.train, "floor": settings.floor}  # fmt: skip
-    own = FileFormat(settings.delimiter, encoding=settings.encoding, keys="--")
+    signs = settings.delimiter, settings.quote, settings.escape
+    own = FileFormat(*signs, settings.encoding, keys="--", records=settings.records)
     forms = dict.fromkeys(paths, own) | {"synthetic": AS_RECOGNISED}
     schema = None
     if settings.json_schema is not None:

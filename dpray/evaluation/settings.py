@@ -6,8 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from dpray.config.data import Delimiter, Encoding
+from dpray.config.data import Delimiter, Encoding, Quote
 from dpray.config.sections import Count, Section
+from dpray.io.formats import AS_RECOGNISED
 
 
 class EvaluationSettings(Section):
@@ -44,6 +45,15 @@ class EvaluationSettings(Section):
     )
     delimiter: Delimiter = Field(
         None, description="Delimiter of the real records' CSV, as data.delimiter."
+    )
+    quote: Quote = Field(
+        AS_RECOGNISED.quote, max_length=1, description="Sign around its cells, as data.quote."
+    )
+    escape: str | None = Field(
+        None, min_length=1, max_length=1, description="Sign before a quote, as data.escape."
+    )
+    records: str | None = Field(
+        None, description="Key of the real records' list in a JSON object, as data.records."
     )
     encoding: Encoding = Field(
         None, description="Encoding of the real records' text files, as data.encoding."

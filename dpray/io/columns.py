@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -21,28 +22,45 @@ MOST_NAMES = 20
 MOST_LETTERS = 40
 MOST_WORDS = 4
 
+MOST_KEYS = 50
+"""An object within a row with more keys than this may have data for keys."""
+
 Label = bool | int | float | str
 
 
 def column_of(row: Mapping[str, Any], name: str, where: Where) -> Any:
     """Return the value of a column, None for null. A dotted name leads to a nested value if no
-    column has this very name. Raises InputError; at the first row it lists the columns there
-    are."""
-    if name in row:
-        return row[name]
-    value: Any = row
+    column has this very name; a number in it counts the entries of a list from 0, and an entry
+    beyond the end is null. Raises InputError; at the first row it lists the columns there are."""
+    try:
+        return value_at(row, name)
+    except LookupError:
+        # Later rows of JSON may have names of their own, which are as private as values.
+        listed = _there_are(row, name, where) if where.row == 1 else ""
+        raise InputError(f"{where}: no column '{name}'{listed}") from None
+
+
+def value_at(value: Any, name: str) -> Any:
+    """Return what a dotted name leads to. Raises LookupError if a key is missing."""
+    if isinstance(value, Mapping) and name in value:
+        return value[name]
     for part in name.split("."):
         if value is None:
             return None
-        if not isinstance(value, Mapping) or part not in value:
-            # Later rows of JSON may have names of their own, which are as private as values.
-            listed = _there_are(row, name) if where.row == 1 else ""
-            raise InputError(f"{where}: no column '{name}'{listed}")
-        value = value[part]
+        if isinstance(value, list | tuple) and re.fullmatch(r"\d{1,9}", part):
+            value = value[int(part)] if int(part) < len(value) else None
+        elif isinstance(value, Mapping) and part in value:
+            value = value[part]
+        else:
+            raise LookupError(name)
     return value
 
 
-def _there_are(row: Mapping[str, Any], name: str) -> str:
+def _there_are(row: Mapping[str, Any], name: str, where: Where) -> str:
+    if where.hint:
+        return f"; {where.hint}"
+    if keys_are_data(row):
+        return "; the columns are objects that share keys, so their names may be data: not shown"
     names = {each.strip().lower(): each for each in dotted_names(row)}
     near = get_close_matches(name.strip().lower(), names, n=1)
     found = names[near[0]] if near else ""
@@ -68,15 +86,33 @@ def looks_like_name(name: str) -> bool:
     return is_short and name.isprintable()
 
 
-def dotted_names(row: Mapping[str, Any], before: str = "") -> list[str]:
-    """Return the names of a row's columns, dotted for what is nested."""
+def dotted_names(value: Any, before: str = "") -> list[str]:
+    """Return the names of a row's columns, dotted for what is nested, in a list of objects for its
+    first entry. An object whose keys may be data is not opened."""
+    if isinstance(value, list | tuple):
+        entries = value[:1] if value and isinstance(value[0], Mapping) else ()
+        return [name for each in entries for name in dotted_names(each, f"{before}0.")]
+    if (
+        not isinstance(value, Mapping)
+        or keys_are_data(value)
+        or (before and len(value) > MOST_KEYS)
+    ):
+        return []
     names: list[str] = []
-    for key, value in row.items():
-        if isinstance(value, Mapping) and value:
-            names += dotted_names(value, f"{before}{key}.")
-        else:
-            names.append(f"{before}{key}")
+    for key, inner in value.items():
+        nested = dotted_names(inner, f"{before}{key}.")
+        is_list = isinstance(inner, list | tuple)
+        names += nested if nested and not is_list else [f"{before}{key}", *nested]
     return names
+
+
+def keys_are_data(value: Mapping[str, Any]) -> bool:
+    """Return whether the keys of an object may be data, such as the names of people: they lead to
+    several objects, or lists of objects, that share a key."""
+    firsts = [each[0] if isinstance(each, list) and each else each for each in value.values()]
+    if len(firsts) < 2 or not all(isinstance(each, Mapping) for each in firsts):
+        return False
+    return bool(set(firsts[0]).intersection(*firsts[1:]))
 
 
 def text_of(row: Mapping[str, Any], column: str, where: Where) -> str:
@@ -84,8 +120,20 @@ def text_of(row: Mapping[str, Any], column: str, where: Where) -> str:
     reads. Raises InputError that names the row if the column is missing or holds no text."""
     value = column_of(row, column, where)
     if value is not None and not isinstance(value, str):
-        raise InputError(f"{where}: column '{column}' is not a text")
+        raise InputError(f"{where}: column '{column}' is not a text{_way_in(value, column, where)}")
     return valid_unicode(value or "")
+
+
+def _way_in(value: Any, column: str, where: Where) -> str:
+    """Return the part of an error that says how to name a value within a list or an object."""
+    if not isinstance(value, Mapping | list | tuple):
+        return ""
+    if where.hint:
+        return f"; {where.hint}"
+    is_list = not isinstance(value, Mapping)
+    what = f" but a list, whose first entry is {column}.0" if is_list else " but an object"
+    names = dotted_names(value, f"{column}.") if where.row == 1 else []
+    return what + (f"; there are: {listed_names(names)}" if names else "")
 
 
 def is_empty(value: Any) -> bool:
@@ -123,7 +171,8 @@ def plain_value(value: Any, column: str, where: Where) -> Any:
     if value is None:
         raise InputError(f"{where}: column '{column}' is null")
     if isinstance(value, Mapping | list | tuple) or value != value:
-        raise InputError(f"{where}: column '{column}' holds no text and no number")
+        way_in = _way_in(value, column, where)
+        raise InputError(f"{where}: column '{column}' holds no text and no number{way_in}")
     return value
 
 

@@ -6,7 +6,7 @@ A file's kind follows from the ending of its name, in any case; `.gz`, `.zst` or
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dpray.types import InputError
@@ -33,6 +33,7 @@ class FileFormat:
     `quote`: around a cell that holds delimiters or line ends; "" for none.
     `escape`: before a quote within a cell; None if quotes are doubled.
     `encoding`: by default UTF-8, or what a byte order mark says.
+    `records`, of JSON: the dotted name of the list that has the rows, in an object.
     `keys`: the beginning of the keys that set these, for errors; None if there are none.
     """
 
@@ -41,6 +42,7 @@ class FileFormat:
     escape: str | None = None
     encoding: str | None = None
     keys: str | None = None
+    records: str | None = None
 
 
 AS_RECOGNISED = FileFormat()
@@ -53,6 +55,11 @@ def one_sign(delimiter: str | None) -> str | None:
     if delimiter is not None and (len(delimiter) != 1 or delimiter in "\r\n"):
         raise ValueError("one character, or \\t for a tab")
     return delimiter
+
+
+def quote_sign(quote: str) -> str:
+    """Return the sign around a cell, "" for none. Raises ValueError."""
+    return one_sign(quote) or "" if quote else ""
 
 
 def known_encoding(encoding: str | None) -> str | None:
@@ -85,11 +92,13 @@ class Piece:
 @dataclass(frozen=True)
 class Where:
     """A row's place, for error messages. Rows count from 1, without a CSV's header; of JSONL, lines
-    count. The cells of a `typed` file may be numbers, true or false; in others all are texts."""
+    count. The cells of a `typed` file may be numbers, true or false; in others all are texts. An
+    error about a column ends with the `hint`, if there is one, and then names no column."""
 
     file: str
     row: int
     typed: bool = True
+    hint: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{base_name(self.file)}, row {self.row}"

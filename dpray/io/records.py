@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet
 
-from dpray.io.columns import dotted_names
+from dpray.io.columns import dotted_names, listed_names
 from dpray.io.file_list import filesystem_of
 from dpray.io.formats import (
     AS_RECOGNISED,
@@ -227,10 +227,15 @@ def _unreadable(file: str, error: Exception) -> InputError:
 @dataclass(frozen=True)
 class Header:
     """The columns of a file, and the delimiter that CSV is read with. JSON has the columns of its
-    first object, with dotted names for nested values."""
+    first object, with dotted names for nested values. If there is a `hint`, the columns may be data
+    and are not shown."""
 
     columns: Sequence[str]
     delimiter: str | None = None
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return self.hint or f"there are: {listed_names(self.columns)}"
 
 
 def read_file_header(file: str, form: FileFormat = AS_RECOGNISED) -> Header:
@@ -258,10 +263,10 @@ def _text_header(file: str, kind: Kind, stream: io.BufferedReader, form: FileFor
     if kind == "csv":
         opened = open_csv(file, stream, form)
         return Header(opened.columns, opened.delimiter)
-    _, row = next(read_json(file, stream, form), (None, {}))
+    where, row = next(read_json(file, stream, form), (Where(file, 1), {}))
     if isinstance(row, InputError):
         raise row
-    return Header(dotted_names(row))
+    return Header(dotted_names(row), hint=where.hint)
 
 
 def _read_hub(path: str) -> Scanned:
@@ -309,7 +314,8 @@ def _has_lines(filesystem: pyarrow.fs.FileSystem, name: str, form: FileFormat) -
     with filesystem.open_input_stream(name, compression=None) as stream:
         start = stream.read(START)
     utf_8 = encoding_of(start, form.encoding) == UTF_8 and b"\0" not in start
-    return utf_8 and not is_array(start.decode("utf-8-sig", "replace"))
+    is_list = form.records is not None or is_array(start.decode("utf-8-sig", "replace"))
+    return utf_8 and not is_list
 
 
 def _cut_parquet(filesystem: pyarrow.fs.FileSystem, name: str, whole: Piece) -> Iterator[Piece]:

@@ -1,7 +1,8 @@
 """Rows of tables and conversations become JSON texts, and released texts become rows again.
 
 The text of a row of several columns is a JSON object with these columns as keys. The text of a
-conversation is a JSON array of messages, `{"role": ..., "content": ...}` each.
+conversation is a JSON array of messages, `{"role": ..., "content": ...}` each, whatever the keys of
+the file's messages are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ from uuid import UUID
 from dpray.io.columns import column_of, is_empty
 from dpray.io.formats import Where
 from dpray.types import InputError, valid_unicode
+
+ROLE_KEYS = ("role", "from")
+CONTENT_KEYS = ("content", "value", "parts")
+"""The keys of messages, as OpenAI, ShareGPT and Gemini name them."""
+
+OTHER_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
+"""ShareGPT's and Gemini's names of roles."""
 
 
 def object_text(
@@ -51,19 +59,39 @@ def _as_text(value: Any) -> str:
 def turns_text(
     row: Mapping[str, Any], column: str, roles: Collection[str] | None, where: Where
 ) -> str:
-    """Return the JSON array of a row's messages, "" if all contents are empty. Other keys of a
-    message are left out. In CSV the cell holds this array. Raises InputError that names the row for
-    a value that is not a list of messages, or a role that is not one of `roles` (None takes
-    any)."""
-    value = column_of(row, column, where)
-    if isinstance(value, str):
-        value = _from_json(value, column, where)
-    messages = [_message(each, column, where) for each in _list_of(value, column, where)]
-    if roles is not None and not {message["role"] for message in messages} <= {*roles}:
-        raise InputError(f"{where}: a role in column '{column}' is not one of data.roles")
+    """Return the JSON array of a row's messages, "" if all contents are empty. A role goes by its
+    name in `roles`, of any case; None takes any. Raises InputError as `messages_of` does, and for
+    a role that is not one of `roles`."""
+    messages = messages_of(row, column, where)
+    for message in messages:
+        if (role := role_of(message["role"], roles)) is None:
+            raise InputError(f"{where}: a role in column '{column}' is not one of data.roles")
+        message["role"] = role
     if all(is_empty(message["content"]) for message in messages):
         return ""
     return valid_unicode(json.dumps(messages, ensure_ascii=False))
+
+
+def messages_of(row: Mapping[str, Any], column: str, where: Where) -> list[dict[str, str]]:
+    """Return a row's messages, each with its `role` and `content`; the other keys are left out. In
+    CSV the cell holds a JSON array of them. Raises InputError that names the row for a value that
+    is not a list of messages."""
+    value = column_of(row, column, where)
+    if isinstance(value, str):
+        value = _from_json(value, column, where)
+    return [_message(each, column, where) for each in _list_of(value, column, where)]
+
+
+def role_of(role: str, roles: Collection[str] | None) -> str | None:
+    """Return the one of `roles` that a message's role is: the same, the same in another case, or
+    the one that `OTHER_ROLES` calls so; None for any other role. Without `roles`, return the role
+    in small letters."""
+    plain = role.strip().lower()
+    other = OTHER_ROLES.get(plain, plain)
+    if roles is None:
+        return other
+    by_name = {each.lower(): each for each in roles}
+    return role if role in roles else by_name.get(plain, by_name.get(other))
 
 
 def _from_json(cell: str, column: str, where: Where) -> Any:
@@ -85,13 +113,37 @@ def _list_of(value: Any, column: str, where: Where) -> Sequence[Any]:
 
 def _message(value: Any, column: str, where: Where) -> dict[str, str]:
     if isinstance(value, Mapping):
-        role, content = value.get("role"), value.get("content")
-        content = "" if content is None else content  # as in a message that calls a tool
-        if isinstance(role, str) and isinstance(content, str):
+        role, content = _first(value, ROLE_KEYS), _content(_first(value, CONTENT_KEYS))
+        if isinstance(role, str) and content is not None:
             return {"role": role, "content": content}
     raise InputError(
-        f"{where}: a message in column '{column}' has no role, or its content is not a text"
+        f"{where}: a message in column '{column}' has no role ({' or '.join(ROLE_KEYS)}), or its "
+        f"content ({', '.join(CONTENT_KEYS)}) is not a text"
     )
+
+
+def _first(message: Mapping[str, Any], keys: Iterable[str]) -> Any:
+    """Return the value of the first of the keys that has one. A Parquet file may give every message
+    all keys."""
+    return next((message[key] for key in keys if message.get(key) is not None), None)
+
+
+def _content(value: Any) -> str | None:
+    """Return the text of a message's content, "" for null, as in a message that calls a tool. A
+    list of parts is their texts, one a line. None for anything else."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    parts = [_part(each) for each in value] if isinstance(value, list | tuple) else [None]
+    return None if None in parts else "\n".join(part for part in parts if part)
+
+
+def _part(value: Any) -> str | None:
+    """Return the text of a part of a message, "" for a picture or another part that has none. None
+    for anything else, such as a text under another key."""
+    if isinstance(value, Mapping):
+        is_other = "type" in value or not any(isinstance(each, str) for each in value.values())
+        value = value.get("text", "" if is_other else None)
+    return value if isinstance(value, str) else None
 
 
 def cells_of(text: str, columns: Sequence[str]) -> dict[str, Any] | None:

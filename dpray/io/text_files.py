@@ -12,7 +12,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from dpray.io.columns import value_at
 from dpray.io.formats import FileFormat, Row, Scanned, Where, base_name, without_compression
+from dpray.io.one_object import PANDAS, where_rows_are
 from dpray.types import InputError
 
 UTF_8 = "utf-8-sig"
@@ -94,21 +96,59 @@ def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
 
 
 def read_json(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
-    """Read lines of JSON, or an array of objects, which its first character tells."""
-    first = Where(name, 1)
+    """Read lines of JSON, or an array of objects, which its first character tells; with
+    `form.records`, the objects of a list within the file."""
     # Only "\n" ends a line of JSON.
     encoding, lines = text_lines(name, stream, form, newline="\n")
     start = lines.read(START) + lines.readline(LONGEST_ROW + 1)
-    rest = lines.read(LONGEST_ARRAY) if is_array(start) else ""
-    if len(rest) == LONGEST_ARRAY:
-        yield first, InputError(f"{base_name(name)}: too long an array; save it as JSON Lines")
-    elif is_array(start):
-        yield from _array(name, start + rest, encoding, form)
-    elif why := _no_records(start):
-        yield first, InputError(f"{base_name(name)}: {why}")
+    is_list = form.records is not None or is_array(start)
+    text = start + (lines.read(LONGEST_ARRAY) if is_list or _goes_on(start) else "")
+    more = lines.readline(LONGEST_ROW + 1)
+    if is_list and more:
+        why = f"{base_name(name)}: too long an array; save it as JSON Lines"
+        yield Where(name, 1), InputError(why)
+    elif is_list:
+        yield from _array(name, text, encoding, form)
+    elif not more and (found := _object_in(text)) is not None:
+        yield from _one_object(name, found, text, encoding, form)
     else:
         further = iter(partial(lines.readline, LONGEST_ROW + 1), "")
-        yield from json_lines(name, chain(io.StringIO(start, "\n"), further), encoding, form)
+        every = chain(io.StringIO(text, "\n"), [more] if more else (), further)
+        yield from json_lines(name, every, encoding, form)
+
+
+def _goes_on(start: str) -> bool:
+    """Return whether the first line is the beginning of an object over several lines."""
+    line = start.removeprefix("\ufeff").lstrip().partition("\n")[0].rstrip()
+    try:
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        return line.startswith("{") and error.pos >= len(line) - 1
+    except (ValueError, RecursionError):
+        pass
+    return False
+
+
+def _object_in(text: str) -> Row | None:
+    """Return the object that is all of a text, None for anything else, such as several lines."""
+    try:
+        found = json.loads(text.removeprefix("\ufeff"))
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _one_object(name: str, found: Row, text: str, encoding: str, form: FileFormat) -> Scanned:
+    """Read a file that is one object: in one line, it may be the only record."""
+    hint = where_rows_are(found, form)
+    if why := _no_records(found):
+        yield Where(name, 1), InputError(f"{base_name(name)}: {why}")
+    elif "\n" in text.strip():
+        why = f"one JSON object over several lines; {hint}"
+        yield Where(name, 1), InputError(f"{base_name(name)}: {why}")
+    else:
+        hint = f"the file is one JSON object; {hint}"
+        yield from json_lines(name, io.StringIO(text, "\n"), encoding, form, hint=hint)
 
 
 def is_array(start: str) -> bool:
@@ -116,12 +156,17 @@ def is_array(start: str) -> bool:
 
 
 def json_lines(
-    name: str, lines: Iterable[str], encoding: str, form: FileFormat, before: int = 0
+    name: str,
+    lines: Iterable[str],
+    encoding: str,
+    form: FileFormat,
+    before: int = 0,
+    hint: str = "",
 ) -> Scanned:
     """Read lines of JSON; `before` lines of the file come before them. A blank line is no row. A
     line of more than LONGEST_ROW characters, of which the rest may be missing, is the last."""
     for number, line in enumerate(lines, start=before + 1):
-        where = Where(name, number)
+        where = Where(name, number, hint=hint)
         if len(line) > LONGEST_ROW:
             yield where, too_long(where)
             return
@@ -146,40 +191,65 @@ def _object(where: Where, line: str) -> Row | InputError:
 
 
 def _if_object(where: Where, value: Any) -> Row | InputError:
-    return value if isinstance(value, dict) else InputError(f"{where}: not a JSON object")
+    if isinstance(value, dict):
+        return value
+    hint = f"; pandas writes objects by {PANDAS}" if isinstance(value, list) else ""
+    return InputError(f"{where}: not a JSON object{hint}")
 
 
 def _array(name: str, text: str, encoding: str, form: FileFormat) -> Scanned:
+    """Read an array of objects, or the lists that `form.records` leads to."""
     if found := _UNDECODABLE.search(text):
         line = text.count("\n", 0, found.start()) + 1
         yield Where(name, 1), bad_bytes(f"{base_name(name)}, line {line}", encoding, form)
         return
     try:
-        rows = json.loads(text.removeprefix("\ufeff"))
+        rows = _loaded(text.removeprefix("\ufeff"), form)
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
-        problem = f"line {line}: not valid JSON (an array of objects)"
+        what = "an array of objects" if form.records is None else "an object that has the records"
+        problem = f"line {line}: not valid JSON ({what})"
         yield Where(name, 1), InputError(f"{base_name(name)}, {problem}")
+        return
+    except LookupError as error:
+        yield Where(name, 1), InputError(f"{base_name(name)}: {error.args[0]}")
         return
     for number, row in enumerate(rows, start=1):
         where = Where(name, number)
         yield where, _if_object(where, row)
 
 
-def _no_records(start: str) -> str | None:
-    """Return what a file of one JSON object is, if that is no record."""
+def _loaded(text: str, form: FileFormat) -> list[Any]:
+    """Return the entries of an array, or of the lists that `form.records` leads to: in an object,
+    or in each of several, which are pages of an export. Raises LookupError for another name."""
     try:
-        found = json.loads(start.removeprefix("\ufeff"))
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict):
-        return None
+        found = json.loads(text)
+    except ValueError:
+        pages = [line for line in text.split("\n") if line.strip()]
+        if form.records is None or len(pages) < 2 or _goes_on(text):
+            raise
+        found = [json.loads(page) for page in pages]
+    if form.records is None:
+        return list(found)
+    entries: list[Any] = []
+    for page in found if isinstance(found, list) else [found]:
+        try:
+            inner = value_at(page, form.records)
+        except LookupError:
+            inner = page
+        if not isinstance(inner, list | None):
+            hint = f"; {where_rows_are(page, form)}" if isinstance(page, dict) else ""
+            raise LookupError(f"{form.keys}records: '{form.records}' leads to no list{hint}")
+        entries += inner or ()
+    return entries
+
+
+def _no_records(found: Row) -> str | None:
+    """Return what a file of one JSON object is, if that is no record."""
     if "$schema" in found or ("properties" in found and found.get("type") == "object"):
         return "a JSON Schema, and no records; move it elsewhere, or name the others by a glob"
     if {"run_id", "state"} <= found.keys() or {"epsilon", "mechanisms"} <= found.keys():
         return "the description of a run, and no records; its records are in synthetic.jsonl"
-    if "\n" in start.strip():
-        return "one JSON object over several lines; records are lines of JSON, or an array"
     return None
 
 

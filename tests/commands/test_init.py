@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dpray
 from dpray.cli import run_command
-from dpray.io.formats import FileFormat
-from dpray.starter import starter, starter_values, usual_delta, write_checked
+from dpray.io.formats import FileFormat, Where
+from dpray.starter import read_labels, starter, starter_values, usual_delta, write_checked
+from dpray.workers.rows import to_row
 
 NEEDED = ("--public-size", "4000", "--epsilon", "4")
 
@@ -173,13 +180,24 @@ def test_an_answer_that_is_no_number(answer: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["private_prediction", "aug_pe", "dp_kps", "dp_sgd", "auto"])
-def test_every_method_can_be_planned(folder: Path, model_folder: str, method: str) -> None:
+def test_every_method_can_be_planned(
+    folder: Path, model_folder: str, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = semicolons(encoding="utf-8")
     (folder / "words.txt").write_text("house\ngarden\n")
-    options = [*NEEDED, "--method", method, "--vocabulary", "words.txt", "--model", model_folder]
-    assert run_command(["init", file, *options]) == 0
+    options = [*NEEDED, "--method", method, "--model", model_folder]
+    with_words = [*options, "--vocabulary", "words.txt"]
+    takes_words = method in ("dp_kps", "auto")
+    assert run_command(["init", file, *with_words]) == (0 if takes_words else 2)
+    if not takes_words:
+        assert "--vocabulary: only --method dp_kps and auto" in capsys.readouterr().err
+        assert run_command(["init", file, *options]) == 0
     config = dpray.load("notes.yaml", "engine.kind=transformers")
     assert config.method.name == method
+    if method == "auto":
+        assert config.method.model_dump()["dp_kps"] == {"vocabulary": "words.txt"}
+        assert run_command(["init", file, *options, "--force"]) == 0
+        assert dpray.load("notes.yaml").method.model_dump()["dp_kps"] == {}
     if method != "auto":  # a question to `dpray plan`
         assert dpray.plan(config).cost.epsilon <= 4
 
@@ -197,3 +215,76 @@ def test_values_that_yaml_could_misread(folder: Path) -> None:
     config = dpray.load("notes.yaml")
     assert config.data.labels == ("no", 1000.0, "0x10", "0", "- a: b", "#c", "~")
     assert (config.privacy.dataset, config.output.path) == ("null", "1:30")
+
+
+COMMAS = st.lists(
+    st.text("abc, \"\\'[]{}:#é", max_size=6).map(str.strip) | st.integers() | st.booleans(),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(COMMAS)
+def test_a_label_with_a_comma_has_a_spelling(labels: list[Any]) -> None:
+    assert read_labels(", ".join(json.dumps(label) for label in labels)) == labels
+    assert read_labels(json.dumps(labels)) == labels
+
+
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        ('"Heart, lungs",Skin', ["Heart, lungs", "Skin"]),
+        ('Skin, "Heart, lungs" ', ["Skin", "Heart, lungs"]),
+        ('["Heart, lungs", Skin]', ["Heart, lungs", "Skin"]),
+        ('5" pipe,6" pipe', ['5" pipe', '6" pipe']),
+        ('"Heart" or lungs,Skin', ['"Heart" or lungs', "Skin"]),
+        ("[a],[b]", ["[a]", "[b]"]),
+        ('1,1.5,true,True,"1",,007', [1, 1.5, True, "True", "1", "", "007"]),
+    ],
+)
+def test_words_of_a_label_set(words: str, labels: list[Any]) -> None:
+    found = read_labels(words)
+    assert found == labels and list(map(type, found)) == list(map(type, labels))
+
+
+def test_dates_and_columns_within_lists_are_labels_and_columns(folder: Path) -> None:
+    days = [date(2024, 1, 1), None, date(2024, 2, 1)]
+    rows = [{"notes": [{"text": "Marlowe", "day": day}], "day": day} for day in days]
+    pq.write_table(pa.Table.from_pylist(rows), "notes.parquet")
+    with_days = ["--label", "day", "--look"]
+    assert (
+        run_command(["init", "notes.parquet", *NEEDED, "--text", "notes.0.text", *with_days]) == 0
+    )
+    data = dpray.load("notes.yaml").data
+    assert data.labels == ("2024-01-01", "2024-02-01") and data.text == "notes.0.text"
+    [_, second, third] = [to_row(Where("a", n), row, data) for n, row in enumerate(rows[:1] * 3)]
+    assert second and third and third["label"] == "2024-01-01"
+    nested = ["--label", "notes.0", "--look", "--force"]
+    assert run_command(["init", "notes.parquet", *NEEDED, "--text", "notes.0.text", *nested]) == 2
+
+
+def test_the_signs_of_csv_and_the_key_of_rows(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "a.csv").write_text("text,label\n'Marlowe, here',a\n'it\\'s',b\n")
+    look = ["--label", "label", "--look"]
+    assert run_command(["init", "a.csv", *NEEDED, *look]) == 2
+    assert "not as many fields" in capsys.readouterr().err
+    signs = ["--quote", "'", "--escape", "\\"]
+    assert run_command(["init", "a.csv", *NEEDED, *look, *signs]) == 0
+    data = dpray.load("a.yaml").data
+    assert (data.quote, data.escape, data.labels) == ("'", "\\", ("a", "b"))
+    (folder / "b.csv").write_text('text,label\nDer "Käse",a\n"x,b\n')
+    assert run_command(["init", "b.csv", *NEEDED, *look]) == 2
+    for key in re.findall(r"--\w+", capsys.readouterr().err):
+        assert run_command(["init", "b.csv", *NEEDED, *look, key, "several signs"]) == 2
+        assert key in capsys.readouterr().err, "there is such an option"
+    assert run_command(["init", "b.csv", *NEEDED, *look, "--quote", ""]) == 0
+    assert dpray.load("b.yaml").data.quote == ""
+    for typed in ("data.quote=", 'data.quote=""', "data.quote=''", "data.quote=null"):
+        assert dpray.load("a.yaml", typed).data.quote == ""
+    (folder / "c.json").write_text('{"page": {"tickets": [{"text": "Marlowe"}]}}')
+    assert run_command(["init", "c.json", *NEEDED]) == 2
+    assert "set --records=page.tickets" in capsys.readouterr().err
+    assert run_command(["init", "c.json", *NEEDED, "--records=page.tickets"]) == 0
+    assert dpray.load("c.yaml").data.records == "page.tickets"

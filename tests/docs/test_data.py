@@ -115,12 +115,23 @@ SHORT = 'text;label\nDer "Käse" schmeckt;a\n'
 SAID = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 CHATS = {"turns": "messages"}
 
+SHAREGPT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": [{"text": "Hello"}]}]
+
+RECORDS_AT = {"records": "tickets"}
+LISTS = "".join(
+    json.dumps({"content": [{"data": row["text"]}], "label": row["label"]}) + "\n" for row in ROWS
+)
+
 READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
     "JSON Lines: `.jsonl`, `.ndjson`, `.json`": [
         (file(name, LINES), {}) for name in ("a.jsonl", "a.ndjson", "a.json")
     ],
     "a JSON array of objects: `.json`": [
         (file("a.json", json.dumps(ROWS, indent=indent)), {}) for indent in (None, 2)
+    ],
+    "a list of objects under a key of a JSON object": [
+        (file("a.json", json.dumps({"tickets": ROWS, "next": None}, indent=indent)), RECORDS_AT)
+        for indent in (None, 2)
     ],
     "CSV with commas": [(file("a.csv", csv_text()), {})],
     "CSV with semicolons, tabs or `\\|`": [
@@ -179,12 +190,21 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
         (files(file("a/1.txt", RECORDS[0][0] + "\n"), file("b/2.txt", RECORDS[1][0])), {}),
     ],
     "texts in nested fields": [(file("a.jsonl", NESTED), {"text": "note.body"})],
+    "texts in lists, here of their first entry": [
+        (file("a.jsonl", LISTS), {"text": "content.0.data"})
+    ],
     "texts of several columns, a JSON object each": [
         (file("a.jsonl", TWO_COLUMNS), {"text": ["title", "body"]})
     ],
     "conversations, lists of messages": [
         (file("a.jsonl", json.dumps({"messages": SAID, "label": "a"})), CHATS),
         (file("a.csv", csv_text([("messages", "label"), (json.dumps(SAID), "a")])), CHATS),
+    ],
+    "conversations as ShareGPT writes them": [
+        (
+            file("a.jsonl", json.dumps({"conversations": SHAREGPT, "label": "a"})),
+            {"turns": "conversations"},
+        )
     ],
     "null and blank texts": [(file("a.jsonl", GAPS), {"empty": "skip"})],
 }
@@ -193,6 +213,7 @@ OTHER_RECORDS = {
     "CSV without quotes around cells": [('Der "Käse" schmeckt', "a")],
     "texts of several columns, a JSON object each": [('{"title": "x", "body": null}', "a")],
     "conversations, lists of messages": [(json.dumps(SAID), "a")],
+    "conversations as ShareGPT writes them": [(json.dumps(SAID), "a")],
 }
 
 SCHEMA = '{"$schema": "x", "type": "object",\n "properties": {}}'
@@ -225,6 +246,13 @@ REFUSED: dict[str, Refused] = {
         {},
     ),
     "one JSON object over several lines": one("a.json", '{\n"text": "Marlowe"\n}'),
+    "one JSON object with a list in it": one("a.json", '{"tickets": [{"text": "Marlowe"}]}'),
+    "a table of pandas by columns or rows": one(
+        "a.json", '{"text": {"0": "Marlowe", "1": "x"}, "label": {"0": "a", "1": "b"}}'
+    ),
+    "a key that leads to no list": one(
+        "a.json", '{"tickets": [{"text": "Marlowe"}]}', records="tikets"
+    ),
     "a line that is no JSON": one("a.jsonl", f"{A_RECORD}\nMarlowe"),
     "a JSON array that breaks off": one("a.json", f'[{A_RECORD}, {{"text": "Marlowe'),
     "bytes that are not UTF-8": one("a.csv", csv_text().encode("cp1252")),
@@ -244,6 +272,7 @@ REFUSED: dict[str, Refused] = {
     "a file that is no Parquet": one("a.parquet", "Marlowe"),
     "a missing column": one("a.jsonl", LINES, text="txet"),
     "a text that is no text": one("a.jsonl", '{"text": 7, "label": "a"}'),
+    "a text that is a list": one("a.jsonl", '{"text": [{"data": "Marlowe"}]}\n{}'),
     "a null or blank text": one("a.jsonl", GAPS),
     "a cell that is no number, where the schema has one": one(
         "a.csv",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.io.formats import Where
-from dpray.io.table import cells_of, object_text, turns_of, turns_text
+from dpray.io.table import cells_of, object_text, role_of, turns_of, turns_text
 from dpray.io.table_schema import check_properties, json_columns_of, turns_schema
 from dpray.types import InputError
 
@@ -137,6 +137,11 @@ def test_a_column_that_a_schema_leaves_out_is_null() -> None:
 
 ROLES = ("user", "assistant")
 
+NO_MESSAGE = (
+    "a message in column 'messages' has no role (role or from), or its content (content, value, "
+    "parts) is not a text"
+)
+
 
 def turns(value: Any, where: Where = TYPED) -> str:
     return turns_text({"messages": value}, "messages", ROLES, where)
@@ -151,6 +156,68 @@ def test_a_conversation_comes_back_without_other_keys() -> None:
     assert turns_of(turns(calls)) == [*said, {"role": "assistant", "content": ""}]
 
 
+def spellings(text: str) -> st.SearchStrategy[str]:
+    cases = st.sampled_from([str.lower, str.upper, str.title])
+    return cases.map(lambda case: case(text)) | st.just(f" {text}")
+
+
+def contents(text: str) -> st.SearchStrategy[Any]:
+    """Draw the ways in which files write a text of two lines."""
+    first, second = text.split("\n")
+    picture = {"type": "image_url", "image_url": {"url": "x"}}
+    return st.sampled_from(
+        [
+            text,
+            [text],
+            [first, second],
+            [{"type": "text", "text": first}, picture, {"type": "output_text", "text": second}],
+            [{"text": first}, {"inline_data": {"data": "x"}}, second],
+        ]
+    )
+
+
+@given(st.data())
+def test_messages_of_other_programs_are_read_alike(data: st.DataObject) -> None:
+    names = {"user": ["user", "human"], "assistant": ["assistant", "gpt", "model"]}
+    written, read = [], []
+    for role in data.draw(st.lists(st.sampled_from(ROLES), min_size=1, max_size=4)):
+        text = data.draw(st.sampled_from(["Hi\nthere", "Ümit\n7"]))
+        role_key = data.draw(st.sampled_from(["role", "from"]))
+        content_key = data.draw(st.sampled_from(["content", "value", "parts"]))
+        name = data.draw(st.sampled_from(names[role]).flatmap(spellings))
+        others = data.draw(st.sampled_from([{}, {"weight": 1}, {"tool_calls": [], "value": None}]))
+        written.append({**others, role_key: name, content_key: data.draw(contents(text))})
+        read.append({"role": role, "content": text})
+    assert turns_of(turns(written)) == read
+    assert turns_of(turns(json.dumps(written), CSV)) == read
+
+
+def test_a_tool_call_is_a_message_without_a_text() -> None:
+    calls = {"role": "assistant", "tool_calls": [{"id": 1}]}
+    for call in (calls, calls | {"content": None}, calls | {"content": []}):
+        said = [{"role": "user", "content": "Hi"}, call]
+        assert turns_of(turns(said)) == [said[0], {"role": "assistant", "content": ""}]
+
+
+@pytest.mark.parametrize(
+    ("role", "roles", "found"),
+    [
+        ("human", ("human", "gpt"), "human"),
+        ("GPT", ("human", "gpt"), "gpt"),
+        ("user", ("User", "user"), "user"),
+        ("USER", ("User",), "User"),
+        ("gpt", ("user",), None),
+        ("observation", ROLES, None),
+        ("Human", None, "user"),
+        ("Tool", None, "tool"),
+    ],
+)
+def test_a_role_goes_by_its_name_in_the_configuration(
+    role: str, roles: tuple[str, ...] | None, found: str | None
+) -> None:
+    assert role_of(role, roles) == found
+
+
 @pytest.mark.parametrize("value", [None, [], "", " ", [{"role": "user", "content": " "}]])
 def test_a_conversation_in_which_nothing_is_said_is_empty(value: Any) -> None:
     assert turns(value) == ""
@@ -162,15 +229,14 @@ def test_a_conversation_in_which_nothing_is_said_is_empty(value: Any) -> None:
         ({"role": "user", "content": "Anna"}, "column 'messages' is not a list of messages"),
         (3, "column 'messages' is not a list of messages"),
         ("Anna", "column 'messages' is not JSON"),
-        (["Anna"], "a message in column 'messages' has no role, or its content is not a text"),
-        (
-            [{"content": "Anna"}],
-            "a message in column 'messages' has no role, or its content is not a text",
-        ),
-        (
-            [{"role": "user", "content": ["Anna"]}],
-            "a message in column 'messages' has no role, or its content is not a text",
-        ),
+        (["Anna"], NO_MESSAGE),
+        ([{"content": "Anna"}], NO_MESSAGE),
+        ([{"role": 1, "content": "Anna"}], NO_MESSAGE),
+        ([{"role": "user", "content": 7}], NO_MESSAGE),
+        ([{"role": "user", "content": {"text": "Anna"}}], NO_MESSAGE),
+        ([{"role": "user", "content": [["Anna"]]}], NO_MESSAGE),
+        ([{"role": "user", "content": [{"words": "Anna"}]}], NO_MESSAGE),
+        ([{"role": "user", "content": [{"type": "text", "text": {"value": "Anna"}}]}], NO_MESSAGE),
         (
             [{"role": "Anna", "content": "x"}],
             "a role in column 'messages' is not one of data.roles",
