@@ -26,6 +26,7 @@ from typing import (
     runtime_checkable,
 )
 
+from dpray.engines.finite_rows import highest
 from dpray.engines.schema import Schema
 from dpray.types import Prompt as Prompt
 
@@ -83,15 +84,28 @@ host (`select_tokens`), and returns a T."""
 
 
 class TokenSelector(Protocol):
-    """Chooses the next token of a group."""
+    """Chooses the next token of a group.
 
-    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+    Logits are those of the tokens that the model can read. `highest_S` has the highest logit of
+    each private row, float32: NaN for a row that is not finite, or once was not in this text. Such
+    a row counts for nothing.
+    """
+
+    def add(
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
+    ) -> None:
         """Add up a part of the group's rows. An engine that cannot hold all of them computes them
         in parts, in any order, and calls this for each part of a position but the last."""
         ...
 
     def select(
-        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
     ) -> Waiting[int | None]:
         """Return the token that continues every row; None ends the text, which stays unfinished.
 
@@ -128,10 +142,16 @@ def select_tokens(selections: Sequence[Waiting[T]]) -> list[T | Exception]:
 
 
 def select_token(
-    selector: TokenSelector, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+    selector: TokenSelector,
+    logits_private_SV: torch.Tensor,
+    logits_public_V: torch.Tensor,
+    highest_S: torch.Tensor | None = None,
 ) -> int | None:
-    """Return the token that the selector chooses for a group by itself; raise what it raises."""
-    [token] = select_tokens([selector.select(logits_private_SV, logits_public_V)])
+    """Return the token that the selector chooses for a group by itself; raise what it raises.
+    `highest_S` is by default that of rows which were finite before."""
+    if highest_S is None:
+        highest_S = highest(logits_private_SV)
+    [token] = select_tokens([selector.select(logits_private_SV, highest_S, logits_public_V)])
     if isinstance(token, Exception):
         raise token
     return token
@@ -272,10 +292,6 @@ class SelectorFailed(EngineError):
     """A token selector raised."""
 
 
-class NotNumbers(ArithmeticError):
-    """A row's logits are infinite or not numbers."""
-
-
 class OutOfMemory(EngineError):
     """The model's work does not fit the memory, and how much it needs depends on the prompts."""
 
@@ -327,8 +343,6 @@ def selector_error(name: str) -> EngineError:
     own kernels surface in the selector, which is the first to wait for them."""
     if name in (OutOfMemory.__name__, DeviceLost.__name__, "AcceleratorError"):
         return _named_error("the device failed", name)
-    if name == NotNumbers.__name__:
-        return SelectorFailed("the model's logits are no numbers; engine.dtype may be too narrow")
     return SelectorFailed(f"the token selector failed ({name})")
 
 

@@ -25,9 +25,9 @@ def _codec(model: str) -> TextCodec:
 
 
 def vocabulary(model: str, size: int | None = None) -> Vocabulary:
-    """Return the vocabulary of a model with logits of length `size`, by default the `vocab_size` of
-    its configuration."""
-    return _vocabulary(model, size or _codec(model).model_config.vocab_size)
+    """Return the vocabulary of a model with logits of length `size`, by default of as many tokens
+    as it can read."""
+    return _vocabulary(model, size or _codec(model).readable)
 
 
 @cache

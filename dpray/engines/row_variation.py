@@ -53,12 +53,20 @@ class RowProbe:
         self.logits: list[list[float]] = []
         self.added: torch.Tensor | None = None
 
-    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+    def add(
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
+    ) -> None:
         """Keep the row: only a group of one row comes in parts, if the engine holds one at once."""
         self.added = logits_private_SV[0]
 
     def select(
-        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
     ) -> Waiting[int]:
         first_V = logits_public_V if self.added is None else self.added
         row_V = (first_V if len(logits_private_SV) == 0 else logits_private_SV[0]).float()

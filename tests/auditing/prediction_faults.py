@@ -43,10 +43,10 @@ def token(**changes: Any) -> PrivateToken:
 
 
 def unclipped() -> AbstractContextManager[Any]:
-    def recentred(z: torch.Tensor, candidates: Any, c: float) -> torch.Tensor:
+    def recentred(z: torch.Tensor, highest: Any, candidates: Any, c: float) -> torch.Tensor:
         return z.sum(dim=0)
 
-    def beside(z: torch.Tensor, public: torch.Tensor, candidates: Any, c: float) -> torch.Tensor:
+    def beside(z: torch.Tensor, *others: Any) -> torch.Tensor:
         return z.sum(dim=0)
 
     stack = ExitStack()
@@ -59,8 +59,8 @@ def one_row_for_the_batch() -> AbstractContextManager[Any]:
     """Divide by the rows that are there, one, where s = 5 is paid for."""
     right = token_module.dclip_sum
 
-    def last(z: torch.Tensor, *others: Any) -> torch.Tensor:
-        return 5 * right(z[-1:], *others)
+    def last(z: torch.Tensor, highest: torch.Tensor, *others: Any) -> torch.Tensor:
+        return 5 * right(z[-1:], highest[-1:], *others)
 
     return patch.object(token_module, "dclip_sum", last)
 
@@ -103,13 +103,13 @@ def schema_of_a_row() -> AbstractContextManager[Any]:
     """Let the last private row decide what the schema allows."""
     right = PrivateTokenSelector._allowed
 
-    def select(self: PrivateTokenSelector, rows: torch.Tensor, public: torch.Tensor) -> Any:
+    def select(self: PrivateTokenSelector, rows: torch.Tensor, *others: torch.Tensor) -> Any:
         def allowed(selector: PrivateTokenSelector, logits: torch.Tensor) -> Any:
             found = right(selector, logits)
             return found[:1] if found is not None and rows[-1, 0] > rows[-1, 1] else found
 
         with patch.object(PrivateTokenSelector, "_allowed", allowed):
-            return (yield from right_select(self, rows, public))
+            return (yield from right_select(self, rows, *others))
 
     right_select = PrivateTokenSelector.select
     return patch.object(PrivateTokenSelector, "select", select)
@@ -119,9 +119,9 @@ def free_where_sure() -> AbstractContextManager[Any]:
     """Count no token if the private rows, not the schema, leave little choice about it."""
     right = PrivateTokenSelector.select
 
-    def select(self: PrivateTokenSelector, rows: torch.Tensor, public: torch.Tensor) -> Any:
+    def select(self: PrivateTokenSelector, rows: torch.Tensor, *others: torch.Tensor) -> Any:
         before = self.t
-        drawn = yield from right(self, rows, public)
+        drawn = yield from right(self, rows, *others)
         if drawn == 0 and len(rows) and rows[-1, 0] > rows[-1, 1]:
             self.t = before
         return drawn

@@ -46,7 +46,10 @@ class Orders:
         self.orders: dict[str, list[list[int]]] = {"shared": [], "alone": []}
 
     def select(
-        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
     ) -> Waiting[int]:
         rows = {"shared": logits_private_SV[-1], "alone": logits_public_V}
         for name, row_V in rows.items():

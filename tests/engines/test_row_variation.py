@@ -19,6 +19,7 @@ from dpray.engines.base import (
     LockstepResult,
     select_token,
 )
+from dpray.engines.finite_rows import highest
 from dpray.engines.row_variation import refuse_dependence, row_variation
 from dpray.engines.transformers import TransformersEngine
 from dpray.types import InputError
@@ -131,7 +132,7 @@ def test_an_engine_that_holds_one_row_at_once_is_tested_too() -> None:
                 selector = group.selector.build()
                 for _ in range(group.max_tokens):
                     logits = torch.full((1, 5000), self.step * (len(self.sizes) - 1))
-                    selector.add(logits, logits[0])
+                    selector.add(logits, highest(logits), logits[0])
                     select_token(selector, logits[:0], logits[0])
                 yield LockstepResult(group.group_id, "", (), "length", selector.state())
 

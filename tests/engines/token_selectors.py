@@ -19,11 +19,19 @@ class PublicKeeper:
         self.digests: list[str] = []
         self.orders: list[list[int]] = []
 
-    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+    def add(
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
+    ) -> None:
         """Private rows are not looked at."""
 
     def select(
-        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
     ) -> Waiting[int]:
         bits = logits_public_V.float().cpu().numpy().tobytes()
         self.digests.append(hashlib.sha256(bits).hexdigest())
@@ -44,18 +52,26 @@ class Adder:
         self.fail_at = fail_at
         self.parts: list[list[int]] = [[]]
 
-    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+    def add(
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
+    ) -> None:
         if len(self.parts) == self.fail_at:
             raise ArithmeticError("a private number: 42")
         self.parts[-1].append(len(logits_private_SV))
-        self.selector.add(logits_private_SV, logits_public_V)
+        self.selector.add(logits_private_SV, highest_S, logits_public_V)
 
     def select(
-        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
     ) -> Waiting[int | None]:
         self.parts[-1].append(len(logits_private_SV))
         self.parts.append([])
-        return (yield from self.selector.select(logits_private_SV, logits_public_V))
+        return (yield from self.selector.select(logits_private_SV, highest_S, logits_public_V))
 
     def state(self) -> dict[str, Any]:
         return self.selector.state() | {"parts": self.parts[:-1]}
@@ -84,11 +100,19 @@ class MeanSampler:
         self.dtypes: set[str] = set()
         self.first_row: list[float] = []
 
-    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+    def add(
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
+    ) -> None:
         raise NotImplementedError("the groups fit the engine")
 
     def select(
-        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
     ) -> Waiting[int | None]:
         if self.limit is not None and self.calls >= self.limit:
             return None

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dpray.engines.base import select_token
+from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.logits import (
     candidate_set,
@@ -49,7 +50,7 @@ def dclip_mean(
 
 
 def distance(z: torch.Tensor, public: torch.Tensor, s: int) -> torch.Tensor:
-    return distribution_distance(probability_sum(z), public, s)
+    return distribution_distance(probability_sum(z, highest(z)), public, s)
 
 
 def matrix(rows: list[np.ndarray]) -> torch.Tensor:
@@ -221,6 +222,6 @@ def test_a_batch_that_comes_in_parts_gives_the_tokens_that_it_gives_whole(
             [int(cut) for cut in cuts]
         )
         for part in parts:
-            in_parts.add(part, public)
+            in_parts.add(part, highest(part), public)
         assert select_token(in_parts, last, public) == select_token(whole, z, public)
         assert in_parts.state() == whole.state()

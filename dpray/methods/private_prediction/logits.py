@@ -19,6 +19,9 @@ far, so they cost nothing. That is exact only if no private row moves a bit of t
 engines see to that (`dpray.engines.transformers.PublicPass`).
 Proof: docs/privacy.md, sections 2.4 and 2.9.
 
+A row that is not finite adds 0 to every sum. `highest_S` has the rows' highest logits, float32, and
+NaN for such a row (`dpray.engines.finite_rows`).
+
 Shapes: S private rows, V vocabulary, K candidates (a subset of the vocabulary chosen from public
 logits only). Rows are clipped in float32 whatever the model's dtype; averages are float64.
 """
@@ -31,6 +34,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+from dpray.engines.finite_rows import highest
 
 # Imported late: a plan holds a mechanism and needs no torch.
 if TYPE_CHECKING:
@@ -63,22 +68,25 @@ TILE_ROWS = 64
 
 
 def recentred_sum(
-    logits_SV: torch.Tensor, candidates_K: torch.Tensor | None, clip_bound: float
+    logits_SV: torch.Tensor,
+    highest_S: torch.Tensor,
+    candidates_K: torch.Tensor | None,
+    clip_bound: float,
 ) -> torch.Tensor:
     """Return `sum_i clip_c(z_i)`, `clip_c(z)_j = max(-c, z_j - max_k z_k + c)` (Eq. 1), of shape
     (K,).
 
     Proof: docs/privacy.md, sections 2.1 and 2.2.
     """
-    top_S1 = logits_SV.amax(dim=-1, keepdim=True).float()
     chosen_SK = columns_of(logits_SV, candidates_K)
     # As z - max z + c is at most c, Eq. 1 is a clamp to [-c, c], with a base of -c.
-    lowest_K = top_S1.new_full((1,), -clip_bound).expand(chosen_SK.shape[-1])
-    return _clipped_sum(chosen_SK, top_S1, lowest_K, clip_bound)
+    lowest_K = highest_S.new_full((1,), -clip_bound).expand(chosen_SK.shape[-1])
+    return _clipped_sum(chosen_SK, highest_S[:, None], lowest_K, clip_bound)
 
 
 def dclip_sum(
     logits_SV: torch.Tensor,
+    highest_S: torch.Tensor,
     logits_public_V: torch.Tensor,
     candidates_K: torch.Tensor | None,
     clip_bound: float,
@@ -90,7 +98,8 @@ def dclip_sum(
     Proof: docs/privacy.md, sections 2.1 and 2.2.
     """
     public_K = log_probabilities(logits_public_V, candidates_K)
-    top_S1, total_S1 = row_totals(logits_SV)
+    top_S1 = highest_S[:, None]
+    total_S1 = row_totals(logits_SV, top_S1)
     norm_S1 = (top_S1 + (total_S1 / EXP_GRID).log()).float()
     return _clipped_sum(columns_of(logits_SV, candidates_K), norm_S1, public_K, clip_bound)
 
@@ -113,22 +122,21 @@ def _clipped_sum(
     for rows, columns in tiles(logits_SK):
         steps = logits_SK[rows, columns].float() - shift_S1[rows]
         cut_to_grid_(steps.sub_(base_K[columns]), GRID).clamp_(-most, most)
-        # A row may overflow in 16 bits; not a number, it would take the others' sum with it.
+        # A row that is not finite has the highest logit NaN: all of it becomes 0.
         total_K[columns] += steps.nan_to_num_(nan=0.0).sum(dim=0, dtype=torch.float64)
     return total_K / GRID
 
 
-def probability_sum(logits_SV: torch.Tensor) -> torch.Tensor:
+def probability_sum(logits_SV: torch.Tensor, highest_S: torch.Tensor) -> torch.Tensor:
     """Return `sum_i softmax(z_i)` in steps of `PROBABILITY_GRID`, float64, of shape (V,).
 
     A row's probabilities are rounded down to multiples of 2^-40, whose sum is 1 at most, and added
-    up in float64: that is exact, whatever the order of the rows. A row whose logits are no
-    distribution adds nothing.
+    up in float64: that is exact, whatever the order of the rows.
     """
     import torch
 
     sum_V = logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64)
-    for steps_RV, total_R1 in row_blocks(logits_SV):
+    for steps_RV, total_R1 in row_blocks(logits_SV, highest_S[:, None]):
         scale_R1 = (PROBABILITY_GRID * ROUNDING_ROOM / total_R1).float()
         for _, columns in tiles(steps_RV):
             probabilities = steps_RV[:, columns].mul_(scale_R1).floor_().nan_to_num_(nan=0.0)
@@ -149,26 +157,26 @@ def distribution_distance(
     return (mean_V - public_V).abs().sum()
 
 
-def row_totals(logits_SV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's highest logit, float32, and the sum of its `row_steps`, float64, both of
-    shape (S, 1): the sum is exact, so whatever shares the computation moves no bit of it."""
+def row_totals(logits_SV: torch.Tensor, top_S1: torch.Tensor) -> torch.Tensor:
+    """Return the sum of each row's `row_steps`, float64, of shape (S, 1). It is exact, so whatever
+    shares the computation moves no bit of it."""
     import torch
 
-    top_S1 = logits_SV.amax(dim=-1, keepdim=True).float()
     total_S1 = top_S1.new_zeros(top_S1.shape, dtype=torch.float64)
     for rows, columns in tiles(logits_SV):
         steps = row_steps(logits_SV[rows, columns], top_S1[rows])
         total_S1[rows] += steps.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    return top_S1, total_S1
+    return total_S1
 
 
-def row_blocks(logits_SV: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def row_blocks(
+    logits_SV: torch.Tensor, top_S1: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield, for `TILE_ROWS` rows at a time, their `row_steps` and the exact sums of these, of
     shapes (R, V) and (R, 1): an exponential is taken once, and what is kept of it is little."""
     import torch
 
-    for block_RV in logits_SV.split(TILE_ROWS):
-        top_R1 = block_RV.amax(dim=-1, keepdim=True).float()
+    for block_RV, top_R1 in zip(logits_SV.split(TILE_ROWS), top_S1.split(TILE_ROWS), strict=True):
         steps_RV = torch.empty_like(block_RV, dtype=torch.float32)
         total_R1 = top_R1.new_zeros(top_R1.shape, dtype=torch.float64)
         for _, columns in tiles(block_RV):
@@ -254,6 +262,12 @@ def sample_softmax(
 
 
 # Rules on public logits
+
+
+def even_if_not_finite(logits_public_V: torch.Tensor) -> torch.Tensor:
+    """Return the public logits, or zeros if these are not finite, as after a token that a model
+    overflows at. There is a token to draw at every position: no draw decides that a text fails."""
+    return logits_public_V.where(highest(logits_public_V).isfinite(), 0.0)
 
 
 def candidate_set(

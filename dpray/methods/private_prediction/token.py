@@ -27,6 +27,7 @@ from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import AboveThreshold, ExponentialMechanism
 from dpray.engines.base import SelectorSpec, Waiting
+from dpray.engines.finite_rows import highest
 from dpray.engines.forms import open_mask
 from dpray.engines.token_mask import TokenMask
 from dpray.mechanisms.randomness import generator
@@ -37,6 +38,7 @@ from dpray.methods.private_prediction.logits import (
     columns_of,
     dclip_sum,
     distribution_distance,
+    even_if_not_finite,
     is_sure,
     log_probabilities,
     probability_sum,
@@ -207,12 +209,15 @@ class PrivateToken:
         logits_SV: torch.Tensor,
         logits_public_V: torch.Tensor,
         candidates_K: torch.Tensor | None,
+        highest_S: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the sum of the rows' clipped logits over the candidates. The sums of a batch's
-        parts add up to that of the batch, to the last bit."""
+        parts add up to that of the batch, to the last bit. `highest_S` is by default that of rows
+        which were finite before."""
+        highest_S = highest(logits_SV) if highest_S is None else highest_S
         if self.clip == "recentred":
-            return recentred_sum(logits_SV, candidates_K, self.clip_bound)
-        return dclip_sum(logits_SV, logits_public_V, candidates_K, self.clip_bound)
+            return recentred_sum(logits_SV, highest_S, candidates_K, self.clip_bound)
+        return dclip_sum(logits_SV, highest_S, logits_public_V, candidates_K, self.clip_bound)
 
     def average(
         self,
@@ -233,13 +238,16 @@ class PrivateToken:
         rng: np.random.Generator,
         draws: tuple[int, ...] | None = None,
         added_K: torch.Tensor | float = 0.0,
+        highest_S: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Draw by lines 14 and 15: average, then the exponential mechanism; in an audit as often as
-        the shape `draws` says. `added_K` is the clipped sum of the batch's other rows.
+        the shape `draws` says. `added_K` is the clipped sum of the batch's other rows, `highest_S`
+        as for `clipped_sum`.
 
         Returns the token as `sample_softmax` does; so does `draw_public`."""
         candidates_K = self.candidate_set(logits_public_V)
-        total_K = added_K + self.clipped_sum(logits_SV, logits_public_V, candidates_K)
+        clipped_K = self.clipped_sum(logits_SV, logits_public_V, candidates_K, highest_S)
+        total_K = added_K + clipped_K
         mean_K = self.average(total_K, logits_public_V, candidates_K)
         index = self.sampler.sample(mean_K, rng, draws)
         return index if candidates_K is None else candidates_K[index].where(index >= 0, -1)
@@ -284,23 +292,32 @@ class PrivateTokenSelector:
         if self.mechanism.sparse_vector is not None and noisy_threshold is None:
             self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)  # line 4
 
-    def add(self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor) -> None:
+    def add(
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
+    ) -> None:
         """Add up a part of the batch's rows. Sums are exact, so a batch that comes in parts gives
         the tokens that it gives whole."""
         if self._forced(logits_public_V) is not None:
             return
+        logits_public_V = even_if_not_finite(logits_public_V)
         allowed_A = self._allowed(logits_public_V)
-        private_SA = columns_of(logits_private_SV, allowed_A)
+        private_SA, highest_S = _cut(logits_private_SV, highest_S, allowed_A)
         drawable_A = self._drawable(logits_public_V, allowed_A)
         candidates_K = self.mechanism.candidate_set(drawable_A)
         self.clipped_sum_K = self.clipped_sum_K + self.mechanism.clipped_sum(
-            private_SA, drawable_A, candidates_K
+            private_SA, drawable_A, candidates_K, highest_S
         )
         if self.mechanism.sparse_vector is not None:
-            self.probability_sum_A = self.probability_sum_A + probability_sum(private_SA)
+            self.probability_sum_A = self.probability_sum_A + probability_sum(private_SA, highest_S)
 
     def select(
-        self, logits_private_SV: torch.Tensor, logits_public_V: torch.Tensor
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
     ) -> Waiting[int | None]:
         """Select a token by lines 12 to 20. Once the batch's r private tokens are drawn, return
         None, or end the text as its schema asks: the bound holds inside a text.
@@ -314,8 +331,9 @@ class PrivateTokenSelector:
             return self._take(forced)
         if self.t >= mechanism.private_tokens:
             return None
+        logits_public_V = even_if_not_finite(logits_public_V)
         allowed_A = self._allowed(logits_public_V)
-        private_SA = columns_of(logits_private_SV, allowed_A)
+        private_SA, highest_S = _cut(logits_private_SV, highest_S, allowed_A)
         drawable_A = self._drawable(logits_public_V, allowed_A)
         is_free = False
         if mechanism.sure_probability is not None:
@@ -323,14 +341,18 @@ class PrivateTokenSelector:
         if sparse_vector is not None and not is_free:
             assert self.noisy_threshold is not None
             public_A = columns_of(logits_public_V, allowed_A)
-            distance = float((yield self._distance(private_SA, public_A)))
+            distance = float((yield self._distance(private_SA, highest_S, public_A)))
             is_free = not sparse_vector.is_far(distance, self.noisy_threshold, self.rng)  # 12, 13
         if is_free:
             index = mechanism.draw_public(drawable_A, self.rng)  # line 19
             self.public_tokens += 1
         else:
             index = mechanism.draw_private(  # lines 14 and 15
-                private_SA, drawable_A, self.rng, added_K=self.clipped_sum_K
+                private_SA,
+                drawable_A,
+                self.rng,
+                added_K=self.clipped_sum_K,
+                highest_S=highest_S,
             )
             self.t += 1  # line 16
             if sparse_vector is not None:
@@ -372,8 +394,10 @@ class PrivateTokenSelector:
             logits_public_V[excluded] = -math.inf
         return columns_of(logits_public_V, allowed_A)
 
-    def _distance(self, private_SA: torch.Tensor, public_A: torch.Tensor) -> torch.Tensor:
-        sum_A = self.probability_sum_A + probability_sum(private_SA)
+    def _distance(
+        self, private_SA: torch.Tensor, highest_S: torch.Tensor, public_A: torch.Tensor
+    ) -> torch.Tensor:
+        sum_A = self.probability_sum_A + probability_sum(private_SA, highest_S)
         return distribution_distance(sum_A, public_A, self.mechanism.batch_size)
 
     def _take(self, token: int) -> int:
@@ -392,3 +416,14 @@ class PrivateTokenSelector:
             "noisy_threshold": self.noisy_threshold,
             "was_closed": self.mask is not None and self.mask.was_closed,
         }
+
+
+def _cut(
+    logits_SV: torch.Tensor, highest_S: torch.Tensor, allowed_A: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows' logits of the tokens that the schema allows, and the highest of these: NaN
+    for a row that is not finite, by whatever token."""
+    if allowed_A is None:
+        return logits_SV, highest_S
+    logits_SA = columns_of(logits_SV, allowed_A)
+    return logits_SA, highest(logits_SA) + (highest_S - highest_S)

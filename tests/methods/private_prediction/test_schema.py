@@ -22,8 +22,9 @@ import torch
 
 import dpray
 from dpray.engines.base import select_token
+from dpray.engines.finite_rows import highest
 from dpray.engines.forms import vocabulary
-from dpray.engines.schema import Schema
+from dpray.engines.schema import Schema, read_schema
 from dpray.engines.token_mask import TokenMask
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.audit import five_tokens
@@ -242,8 +243,8 @@ def test_parts_of_a_batch_give_its_tokens() -> None:
     rows, public = torch.randn(6, V), torch.randn(V)
     whole, parts = selector(), selector()
     for _ in range(4):
-        parts.add(rows[:2], public)
-        parts.add(rows[2:5], public)
+        for part in (rows[:2], rows[2:5]):
+            parts.add(part, highest(part), public)
         assert select_token(parts, rows[5:], public) == select_token(whole, rows, public)
 
 
@@ -329,7 +330,12 @@ def test_a_schema_that_decides_everything_is_one_private_token_at_most(
     ] * 2
 
 
-def test_a_tokenizer_larger_than_the_logits_is_refused() -> None:
+@pytest.mark.parametrize("schema", [FILM, {"type": "string", "pattern": "^(cat|dog)$"}])
+def test_tokens_beyond_those_that_the_model_reads_are_never_allowed(schema: dict[str, Any]) -> None:
     demo = str(Path(dpray.__file__).parent / "demo" / "model")
-    with pytest.raises(InputError, match="tokenizer does not fit: vocab size too small"):
-        vocabulary(demo, 1000)
+    size = vocabulary(demo).size - 400
+    few, rng = vocabulary(demo, size), np.random.default_rng(0)
+    mask = TokenMask(read_schema(schema), few, 200)
+    while mask.ending:
+        assert max(mask.ending) < size and mask.allowed.shape == mask.choices.shape == (size,)
+        mask.take(int(rng.choice(np.flatnonzero(mask.choices))))

@@ -1,0 +1,43 @@
+"""A row of logits that is not finite counts for nothing, from there to the end of its text.
+
+A model may overflow: to an infinity, or to numbers that are none (NaN). Which rows do depends on
+their prompts. So the rule is on a row by itself, and looks at all of its logits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+# Imported late: a driver imports the mechanisms, and needs no torch.
+if TYPE_CHECKING:
+    import torch
+
+
+class FiniteRows:
+    """Remembers which of a text's `rows` were finite at every position so far.
+
+    A row is a function of its prompt and the tokens drawn in this text, and so is what is
+    remembered. The batch's next text begins with a `FiniteRows` of its own.
+    """
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        import torch
+
+        # 0, or NaN once a row was not finite.
+        self._past_S = torch.zeros(rows, device=device)
+
+    def highest(
+        self, logits_SV: torch.Tensor, rows: slice | list[int] = slice(None)
+    ) -> torch.Tensor:
+        """Return the highest logit of each of these `rows`, float32, of shape (S,): NaN for a row
+        that is not finite, or once was not in this text."""
+        top_S = highest(logits_SV)
+        self._past_S[rows] += top_S - top_S
+        return top_S + self._past_S[rows]
+
+
+def highest(logits_SV: torch.Tensor) -> torch.Tensor:
+    """Return each row's highest logit, float32, of shape (S,); NaN if it is infinite, or any logit
+    of the row is NaN."""
+    top_S = logits_SV.amax(dim=-1).float()
+    return top_S + (top_S - top_S)  # x - x is 0, or NaN if x is not finite
