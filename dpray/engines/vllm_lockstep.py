@@ -39,6 +39,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from dpray.engines.base import (
+    EngineError,
     SelectorSpec,
     TokenSelector,
     Waiting,
@@ -289,8 +290,11 @@ class LockstepWorker:
         rows by themselves."""
         processor = self._lockstep_processor()
         processor.readable = readable
-        if processor.device.type == "cpu":
-            self.model_runner._zero_block_ids = partial(zero_blocks, self.model_runner.kv_caches)
+        on_cpu, runner = processor.device.type == "cpu", self.model_runner
+        if not hasattr(runner, "_zero_block_ids" if on_cpu else "_kv_block_zeroer"):
+            raise EngineError("this version of vLLM cannot clear blocks of its KV cache")
+        if on_cpu:
+            runner._zero_block_ids = partial(zero_blocks, runner.kv_caches)
         processor.unfinished_prefill = self.model_runner.discard_request_mask.np
         if public_model is not None:
             model = load_model(public_model, dtype, processor.device)

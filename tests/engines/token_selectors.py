@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dpray.engines.base import Waiting
+from dpray.methods.private_prediction.logits import dclip_sum, probability_sum, recentred_sum
 from dpray.methods.private_prediction.token import PrivateTokenSelector
 
 
@@ -75,6 +76,49 @@ class Adder:
 
     def state(self) -> dict[str, Any]:
         return self.selector.state() | {"parts": self.parts[:-1]}
+
+
+class Sums:
+    """Keeps the sums that a private draw is made from, of all rows, and says `script`'s tokens."""
+
+    def __init__(self, script: list[int]) -> None:
+        self.script = script
+        self.sums: list[list[list[float]]] = []
+        self.clear()
+
+    def clear(self) -> None:
+        self.totals: list[torch.Tensor | float] = [0.0, 0.0, 0.0]
+
+    def add(
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
+    ) -> None:
+        public_V = torch.zeros_like(logits_public_V)
+        for i, found in enumerate(
+            (
+                recentred_sum(logits_private_SV, highest_S, None, 10.0),
+                dclip_sum(logits_private_SV, highest_S, public_V, None, 2.0),
+                probability_sum(logits_private_SV, highest_S) / 2.0**40,
+            )
+        ):
+            self.totals[i] = self.totals[i] + found
+
+    def select(
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
+    ) -> Waiting[int]:
+        self.add(logits_private_SV, highest_S, logits_public_V)
+        sums = yield torch.stack([torch.as_tensor(each) for each in self.totals])
+        self.sums.append(sums.reshape(3, -1).tolist())
+        self.clear()
+        return self.script[len(self.sums) - 1]
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": self.sums}
 
 
 class MeanSampler:
