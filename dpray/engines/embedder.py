@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.engines.base import EngineError
+from dpray.engines.float32 import without_tf32
 from dpray.engines.model_path import folder_or_hub
 from dpray.extras import require
 
@@ -35,6 +36,7 @@ class SentenceTransformerEmbedder:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
+        without_tf32()
         try:
             self._model = SentenceTransformer(
                 folder, model_kwargs={"dtype": "float32"}, trust_remote_code=False

@@ -4,7 +4,7 @@ the same text, in vLLM and in transformers."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -245,7 +245,8 @@ class TextCodec:
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text, in which names of special tokens are characters."""
-        return self._read(self._tokens(text, split=True)["input_ids"])
+        ids = self._tokens(text, split=True)["input_ids"]
+        return self._read(ids, but=self._special_ids)  # a vocabulary of words has names in it
 
     def _tokens(self, text: str, split: bool = False) -> Mapping[str, list[Any]]:
         """Return the tokenizer's ids and offsets; none for a text that it refuses. `split` makes
@@ -262,12 +263,12 @@ class TextCodec:
             return {"input_ids": [], "offset_mapping": []}
         return found
 
-    def _read(self, ids: list[int]) -> list[int]:
-        """Put the token for unknown characters, or the start token, in the place of tokens that
-        have no embedding."""
-        unknown: int | None = self.tokenizer.unk_token_id
-        known = self.start_id if unknown is None or unknown >= self.readable else unknown
-        return [token if token < self.readable else known for token in ids]
+    def _read(self, ids: list[int], but: Collection[int] = ()) -> list[int]:
+        """Put the token for unknown characters, or none, in the place of tokens that have no
+        embedding, and of those in `but`."""
+        unknown = self.tokenizer.unk_token_id
+        known = [token if token < self.readable and token not in but else unknown for token in ids]
+        return [token for token in known if token is not None and token < self.readable]
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(

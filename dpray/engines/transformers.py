@@ -44,6 +44,7 @@ from dpray.engines.base import (
     selector_error,
 )
 from dpray.engines.finite_rows import FiniteRows
+from dpray.engines.float32 import without_tf32
 from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec, readable_tokens
@@ -57,6 +58,7 @@ TokenIds = tuple[tuple[int, ...], ...]
 
 def load_model(folder: str, dtype: str, device: torch.device) -> Any:
     """Load the model in evaluation mode. Raises EngineError if it cannot be loaded."""
+    without_tf32()
     disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -47,11 +47,14 @@ from dpray.engines.base import (
     select_tokens,
 )
 from dpray.engines.finite_rows import FiniteRows
+from dpray.engines.float32 import without_tf32
 from dpray.engines.transformers import PublicPass, Rows, load_model
 
 Fate = Literal["running", "exhausted", "broken", "failed"]
 
-# vLLM does this for some models; all processes import this module before they load one.
+# All processes of vLLM import this module before they load a model. vLLM clears blocks of its cache
+# for some models by itself.
+without_tf32()
 KVCacheConfig.needs_kv_cache_zeroing = property(lambda config: True)  # type: ignore[method-assign, assignment]
 
 

@@ -42,6 +42,9 @@ ENVIRONMENT = {
     # vLLM logs requests when a step fails (prompts and the selectors' keys), and keys that it does
     # not know.
     "VLLM_LOGGING_LEVEL": "CRITICAL",
+    # No TF32 (`without_tf32`): vLLM sets torch's precision, Triton multiplies by itself.
+    "VLLM_FLOAT32_MATMUL_PRECISION": "highest",
+    "TRITON_F32_DEFAULT": "ieee",
 }
 """Every process with vLLM has this environment."""
 

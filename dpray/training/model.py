@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils.logging import disable_progress_bar
 
+from dpray.engines.float32 import without_tf32
 from dpray.engines.model_path import resolve_model
 from dpray.engines.quantised import refuse_shared_scales
 from dpray.training.clipped_loss import Forward, PerExampleLoss, check_norm_rules
@@ -68,9 +69,7 @@ def load_loss(
     if weights are not finite, or if rows depend on each other by what they are quantised with.
     """
     refuse_shared_scales(resolve_model(folder))
-    # The clipped sums are bounded for float32 products (docs/privacy.md, 5.2), and the images of
-    # NVIDIA let a GPU round their factors to 10 bits (TF32).
-    torch.set_float32_matmul_precision("highest")
+    without_tf32()  # the clipped sums are bounded for float32 products (docs/privacy.md, 5.2)
     with loading:
         model = _load(folder, "float32")
     if settings.precision == "bfloat16" and model.config._attn_implementation == "sdpa":

@@ -5,6 +5,7 @@ Proof: docs/privacy.md, sections 2.1, 2.2 and 2.5.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dpray.engines.base import select_token
-from dpray.engines.finite_rows import highest
+from dpray.engines.finite_rows import FiniteRows, highest
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.logits import (
+    PROBABILITY_GRID,
     candidate_set,
     distribution_distance,
     probability_sum,
@@ -225,3 +227,88 @@ def test_a_batch_that_comes_in_parts_gives_the_tokens_that_it_gives_whole(
             in_parts.add(part, highest(part), public)
         assert select_token(in_parts, last, public) == select_token(whole, z, public)
         assert in_parts.state() == whole.state()
+
+
+anything = arrays(np.float32, V, elements=st.floats(width=32))
+
+
+def sums(z: torch.Tensor, highest_S: torch.Tensor) -> torch.Tensor:
+    """Return what is computed from private rows, in the units of their bounds: shape (3, V)."""
+    public = torch.linspace(-1, 1, V)
+    probabilities = probability_sum(z, highest_S) / PROBABILITY_GRID
+    clipped = [
+        PrivateToken(1, 1, clip, 1.0, 1.0, 1.0).clipped_sum(z, public, None, highest_S)  # type: ignore[arg-type]
+        for clip in ("recentred", "dclip")
+    ]
+    return torch.stack([*clipped, probabilities])
+
+
+@settings(deadline=None)
+@given(rows=st.lists(anything, max_size=6), new=anything, place=st.integers(0, 6))
+def test_any_numbers_at_all_add_a_bounded_row(
+    rows: list[np.ndarray], new: np.ndarray, place: int
+) -> None:
+    """A row that is not finite adds 0, to the bit; the others' sums are as they were."""
+    without, joined = matrix(rows), matrix([*rows[:place], new, *rows[place:]])
+    added = sums(joined, highest(joined)) - sums(without, highest(without))
+    assert torch.isfinite(added).all() and (added.abs() <= 1).all()
+    assert added[2].sum() <= 1
+    if not np.isfinite(new.max()):
+        assert not added.any()
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(st.lists(anything, min_size=5, max_size=5), min_size=1, max_size=4),
+    cut=st.integers(0, 5),
+)
+def test_a_row_that_was_not_finite_once_adds_0_from_there_on(
+    steps: list[list[np.ndarray]], cut: int
+) -> None:
+    whole, parts = (FiniteRows(5, torch.device("cpu")) for _ in range(2))
+    alive = set(range(5))
+    for rows in steps:
+        z = matrix(rows)
+        alive -= {row for row in range(5) if not np.isfinite(rows[row].max())}
+        kept = z[sorted(alive)]
+        expected = sums(kept, highest(kept))
+        assert torch.equal(sums(z, whole.highest(z)), expected)
+        later, first = list(range(cut, 5))[::-1], slice(0, cut)
+        in_parts = sums(z[later], parts.highest(z[later], later))
+        in_parts += sums(z[first], parts.highest(z[first], first))
+        assert torch.equal(in_parts, expected)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    rows=st.lists(row, max_size=4),
+    new=anything,
+    place=st.integers(0, V - 1),
+    value=st.sampled_from([math.nan, math.inf]),
+)
+def test_a_schema_does_not_hide_a_number_that_is_none(
+    rows: list[np.ndarray], new: np.ndarray, place: int, value: float
+) -> None:
+    """All logits of a row are looked at, also those of tokens that the schema forbids."""
+    new = new.copy()
+    new[place] = value
+    key, tokens = new_key(), []
+    for z in (matrix([*rows, new]), matrix(rows)):
+        selector = PrivateTokenSelector(
+            PrivateToken(2, 9, "recentred", 5.0, 1.0, 1.0, threshold=0.1, noise=0.1).values, key
+        )
+        selector.mask = FewTokens()  # type: ignore[assignment]
+        tokens.append([select_token(selector, z, torch.zeros(V)) for _ in range(4)])
+    assert tokens[0] == tokens[1]
+
+
+class FewTokens:
+    """Stands in for a mask that allows three tokens."""
+
+    allowed = np.arange(V) < 3
+    was_closed = False
+
+    def forced(self, must_end: bool = False) -> None: ...
+
+    def take(self, token: int) -> int:
+        return token

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,25 +59,6 @@ def test_what_is_written_is_what_was_trained(
     torch.testing.assert_close(logits(written), logits(loss.model), rtol=1e-4, atol=1e-4)
     assert (logits(written) - before).abs().max() > 1e-3
     assert AutoTokenizer.from_pretrained(tmp_path).eos_token_id == 2
-
-
-def test_products_are_in_float32_where_an_image_allows_tf32(model_folder: str) -> None:
-    """The images of NVIDIA set this variable."""
-    program = (
-        "import sys, torch; from dpray.training.model import load_loss; "
-        "from dpray.training.settings import TrainingSettings; "
-        "before = torch.backends.cuda.matmul.allow_tf32; "
-        "load_loss(sys.argv[1], TrainingSettings(tuning='lora')); "
-        "print(before, torch.backends.cuda.matmul.allow_tf32)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, model_folder],
-        env=os.environ | {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1] == "True False"
 
 
 def test_adapters_start_alike_on_every_rank_and_leave_the_model_frozen(model_folder: str) -> None:
