@@ -39,8 +39,9 @@ BESIDE_LONGEST = "0"
 """The name of the group in which the first row is beside one as long as a row may be."""
 NOBODY = "empty"
 """The name of the group without private rows: its public row is the first row of the others."""
-MOST = {"float32": 0.1, "bfloat16": 2.0, "float16": 2.0}
-"""Rounding moves logits by less than this, in nats: by 2e-4 and 0.43 on a GPU."""
+LARGEST_SHARE = 0.05
+"""The rounding of all rows of a batch together moves its average by at most this share of what one
+record moves it. On a GPU in float32, where a row moves by 2e-4, that is s 255 with c 2."""
 TOKENS = 1024
 """The number of a row's logits that are compared, spread over the vocabulary."""
 
@@ -102,10 +103,13 @@ def row_variation(engine: Engine, rows: int, longest: int = 0) -> float:
     return max(changes, default=0.0)
 
 
-def refuse_dependence(variation: float, dtype: str, exact: bool = False) -> None:
-    """Raise InputError for a `row_variation` that is more than rounding: the sensitivity c / s does
-    not hold for such a model. `exact`: public rows that share passes with private ones decide which
-    tokens may be drawn, so no bit of theirs may move."""
+def refuse_dependence(variation: float, share: float, dtype: str, exact: bool = False) -> None:
+    """Raise InputError for a `row_variation` with which the sensitivity c / s does not hold: one
+    that moves a batch's average by more than `LARGEST_SHARE` of it. `share` is what it does to this
+    mechanism (`PrivateToken.share_of_rounding`). `exact`: public rows that share passes with
+    private ones decide which tokens may be drawn, so no bit of theirs may move.
+    Proof: docs/privacy.md, section 7.3.
+    """
     if exact and variation > 0.0:
         raise InputError(
             f"engine.model: the logits of a row moved by up to {variation:.1e} with the other rows "
@@ -114,12 +118,13 @@ def refuse_dependence(variation: float, dtype: str, exact: bool = False) -> None
             "may be drawn, and no private row may move a bit of them. In the same folder the "
             "charge pays for engine.kind transformers, or for a model that is not quantised"
         )
-    if variation > MOST[dtype]:
+    if share > LARGEST_SHARE:
         raise InputError(
             f"engine.model: the logits of a row moved by up to {variation:.1e} with the other rows "
-            f"of its forward pass, which is more than rounding in {dtype}. Nothing was drawn: the "
-            "sensitivity c / s does not hold for this model. In the same folder the charge pays "
-            "for another model, engine.kind vllm, or a smaller method.max_prompt_tokens"
+            f"of its forward pass, in {dtype}: all rows of a batch together by {share:.2g} times "
+            f"what one record moves it, where {LARGEST_SHARE:g} is allowed. Nothing was drawn: the "
+            "sensitivity c / s does not hold. In the same folder the charge pays for engine.dtype "
+            "float32, another model, engine.kind vllm, or a smaller method.max_prompt_tokens"
         )
 
 
@@ -129,14 +134,16 @@ def rounding_warnings(dtype: str, variation: float | None = None) -> list[str]:
     if variation is None and dtype != "float32":
         return [
             f"engine.dtype {dtype}: a model that computes in 16 bits lets a row's logits depend, "
-            "in their last bits, on the other rows of its forward pass; the sensitivity c / s "
-            "holds only up to that"
+            "in their last bits, on the other rows of its forward pass. Unless the kernels prevent "
+            "it, that is more than the sensitivity c / s allows, and the run is refused when its "
+            "model is loaded; take float32"
         ]
     if variation:
         return [
             f"a row's logits moved by up to {variation:.1e} with the other rows of its forward "
             f"pass, in {dtype} (measured with public prompts where the model ran): the "
-            "sensitivity c / s is claimed up to that"
+            "sensitivity c / s is claimed up to that, which is "
+            f"{LARGEST_SHARE:.0%} of it at most"
         ]
     return []
 

@@ -16,6 +16,7 @@ from dpray.engines.base import LockstepGroup, SelectorSpec
 from dpray.engines.quantised import refuse_shared_scales, works_by_rows
 from dpray.engines.row_variation import refuse_dependence, row_variation
 from dpray.engines.transformers import TransformersEngine
+from dpray.methods.private_prediction.token import PrivateToken
 from dpray.training.model import load_loss
 from dpray.training.settings import TrainingSettings
 from dpray.types import InputError
@@ -64,7 +65,9 @@ def test_such_a_record_moves_the_rows_of_others_and_public_prompts_do_not_show_i
     pytest.importorskip("compressed_tensors", reason="vllm brings it")
     section = EngineConfig(kind="transformers", model=str(quantised_folder), dtype="float32")
     engine = TransformersEngine(section, device="cpu", group=(16, 64))
-    refuse_dependence(row_variation(engine, 24, 200), "float32")
+    mechanism = PrivateToken(24, 1, "dclip", 3.0, 1.0, 1.0)
+    moved = row_variation(engine, 24, 200)
+    refuse_dependence(moved, mechanism.share_of_rounding(moved, False), "float32")
     rng = random.Random(1)
     prompts = [tuple(rng.choices(range(3, HOT), k=20)) for _ in range(9)]
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import Phi3Config, Phi3ForCausalLM
 
 from dpray.config.sections import EngineConfig
@@ -22,6 +24,8 @@ from dpray.engines.base import (
 from dpray.engines.finite_rows import highest
 from dpray.engines.row_variation import refuse_dependence, row_variation
 from dpray.engines.transformers import TransformersEngine
+from dpray.methods.private_prediction.logits import distribution_distance, probability_sum
+from dpray.methods.private_prediction.token import PrivateToken
 from dpray.types import InputError
 from tests.engines.tiny_model import make_tokenizer
 
@@ -158,12 +162,67 @@ def test_a_row_that_moves_with_the_length_of_another_is_found(tmp_path: Path) ->
     make_tokenizer(512).save_pretrained(tmp_path)
     section = EngineConfig(kind="transformers", model=str(tmp_path), dtype="float32")
     engine = TransformersEngine(section, device="cpu", group=(16, 256))
+    mechanism = PrivateToken(8, 1, "recentred", 10.0, 1.0, 1.0)
+
+    def refuse(moved: float) -> None:
+        refuse_dependence(moved, mechanism.share_of_rounding(moved, False), "float32")
+
     for length in (0, 128):
-        refuse_dependence(row_variation(engine, 8, length), "float32")
+        refuse(row_variation(engine, 8, length))
     found = row_variation(engine, 8, 160)
     assert found > 0.5
-    with pytest.raises(InputError, match=r"more than rounding in float32\. Nothing was drawn"):
-        refuse_dependence(found, "float32")
+    with pytest.raises(InputError, match=r"one record moves it, where 0\.05 is allowed\. Nothing"):
+        refuse(found)
+
+
+@settings(deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    clip=st.sampled_from(["recentred", "dclip"]),
+    c=st.floats(0.1, 10.0),
+    moved=st.floats(1e-3, 1.0),
+    seed=st.integers(0, 2**32 - 1),
+    sparse=st.booleans(),
+    shared=st.booleans(),
+)
+def test_rounding_of_all_rows_moves_a_batch_by_no_more_than_the_share_of_it(
+    rows: int, clip: Any, c: float, moved: float, seed: int, sparse: bool, shared: bool
+) -> None:
+    """All of them may move the same way: 0.1 nats in 127 rows are more than a c of 10."""
+    vector = {"threshold": 0.3, "noise": 0.1} if sparse else {}
+    mechanism = PrivateToken(rows, 1, clip, c, 1.0, 1.0, **vector)  # type: ignore[arg-type]
+    rng = torch.Generator().manual_seed(seed)
+    z = torch.randn(rows + 1, 9, generator=rng) * 5
+    near = z + moved * torch.sign(torch.randn(rows + 1, 9, generator=rng))
+    near[:, 0] = z[:, 0] + moved  # as far as it goes: the highest one way, another the other
+    near[:, 1] = z[:, 1] - moved
+    if not shared:
+        near[-1] = z[-1]
+    share = mechanism.share_of_rounding(moved, shared)
+    averages = [
+        mechanism.average(mechanism.clipped_sum(each[:-1], each[-1], None), each[-1], None)
+        for each in (z, near)
+    ]
+    # A softmax does not change if all utilities move alike.
+    difference = averages[1] - averages[0]
+    spread = float(difference.max() - difference.min()) / 2
+    assert spread <= share * c / rows * (1 + 1e-3) + 1e-5
+    if sparse:
+        distances = [
+            distribution_distance(probability_sum(each[:-1], highest(each[:-1])), each[-1], rows)
+            for each in (z, near)
+        ]
+        assert abs(float(distances[1] - distances[0])) <= share / rows * (1 + 1e-3) + 1e-5
+
+
+@pytest.mark.parametrize(("s", "c", "moved"), [(127, 10.0, 0.1), (127, 1.0, 1e-3), (8, 3.0, 0.05)])
+def test_a_bound_on_one_row_is_none_on_many(s: int, c: float, moved: float) -> None:
+    """Each of these was below the 0.1 nats of a row that were once allowed."""
+    share = PrivateToken(s, 1, "dclip", c, 1.0, 1.0).share_of_rounding(moved, False)
+    with pytest.raises(InputError, match=r"^engine\.model: the logits of a row moved"):
+        refuse_dependence(moved, share, "float32")
+    few = PrivateToken(s, 1, "dclip", c, 1.0, 1.0).share_of_rounding(1e-5, True)
+    refuse_dependence(1e-5, few, "float32")
 
 
 def test_a_real_engine_rounds_a_little(engine: Engine) -> None:

@@ -149,6 +149,14 @@ def test_the_engine_is_built_in_float32_or_the_report_says_so(
     assert len(said) == 1
 
 
+def test_rows_that_round_by_more_than_their_batch_allows_are_refused(
+    config: Callable[..., Config],
+) -> None:
+    run = config(engine__dtype="bfloat16", method__clip_bound=0.1, method__max_records=12)
+    with pytest.raises(InputError, match=r"in bfloat16: all rows of a batch .* Nothing was drawn"):
+        release(run)
+
+
 def test_every_batch_runs_though_most_are_empty(config: Callable[..., Config]) -> None:
     run = config(data__public_size=400, method__max_records=80)
     report = release(run)

@@ -88,10 +88,12 @@ class BatchDecoder:
         self._room = engine.context_length - plan.method.max_tokens
         # With public prompts, before a private one is here.
         try:
-            rows, dtype = plan.settings.expected_batch_size, plan.config.engine.dtype
-            self._row_variation = row_variation(engine, rows, self._longest_row())
-            exact = plan.public_decides and engine.shares_public_pass
-            refuse_dependence(self._row_variation, dtype, exact)
+            mechanism, shares = plan.method.mechanism, engine.shares_public_pass
+            moved = row_variation(engine, mechanism.batch_size, self._longest_row())
+            share = mechanism.share_of_rounding(moved, shares)
+            exact = plan.public_decides and shares
+            refuse_dependence(moved, share, plan.config.engine.dtype, exact)
+            self._row_variation = moved
         except BaseException:
             engine.close()  # the next attempt's engine needs its memory
             raise

@@ -126,10 +126,11 @@ class PrivateToken:
     This holds for logits of a row that depend on this row alone, and for candidates cut out by
     public logits that no private row touches. Engines satisfy the second exactly (`PublicPass`).
     Kernels satisfy the first up to their rounding, which goes with the shape of the whole forward
-    pass: every engine that decodes is tested for it (`row_variation`), and the report states what
-    was found. With a small model on a CPU, and one row more, the average moved by 1.000 c / s in
-    float32 and by up to 1.39 c / s in bfloat16. So a plan takes float32 unless another dtype is
-    configured. The sums themselves are exact (`dpray.methods.private_prediction.logits`).
+    pass: every engine that decodes is tested for it (`row_variation`), refused if it is too much
+    (`share_of_rounding`), and the report states what was found. With a small model on a CPU, and
+    one row more, the average moved by 1.000 c / s in float32 and by up to 1.39 c / s in bfloat16.
+    So a plan takes float32 unless another dtype is configured. The sums themselves are exact
+    (`dpray.methods.private_prediction.logits`). A row that is not finite counts for nothing.
 
     `batch_size` is the public expected size s; `threshold` and `noise` are theta and sigma of
     the sparse vector, both None if it is off. `sure_probability` is the mark of the public gate,
@@ -198,6 +199,17 @@ class PrivateToken:
         if self.sparse_vector is not None:
             token = Composed((token, self.sparse_vector.dp_event))
         return SelfComposed(token, self.private_tokens)
+
+    def share_of_rounding(self, row_variation: float, shares_public_pass: bool) -> float:
+        """Return how far a batch of s rows may move if one more row moves the logits of each by
+        `row_variation` nats: in units of what a unit moves the average, and the distance.
+
+        A row's clipped logits move by at most twice as much, its probabilities by once as much in
+        L1. A public row that shares the passes of private rows counts like s of them.
+        Proof: docs/privacy.md, section 7.3.
+        """
+        unit = self.clip_bound if self.sparse_vector is None else min(self.clip_bound, 2.0)
+        return 2.0 * row_variation * self.batch_size * (1 + shares_public_pass) / unit
 
     def candidate_set(self, logits_public_V: torch.Tensor) -> torch.Tensor | None:
         """Return the tokens that may be drawn, by their public logits; None means all."""
