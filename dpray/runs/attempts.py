@@ -29,6 +29,7 @@ def release_with_repeats(
         with closing(session):
             try:
                 session.folder.recover(_committed(session))
+                session.folder.take_room()
                 session.check_records()
                 session.measure_labels()
                 return session, release(session)
@@ -95,6 +96,7 @@ def _record_failures(session: Session[Any], error: Exception) -> list[str]:
     and not what was lost before with another one: how much memory a batch needs depends on its
     private rows.
     """
+    session.folder.give_room()  # the ledger may be on the same full disk
     ledger, run_id = session.ledger, session.run_id
     ended = cluster.find_error(error, cluster.EndedForMemory)
     reason = cluster.class_name(error) if ended is None else "OutOfMemoryError"
