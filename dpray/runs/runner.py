@@ -246,6 +246,8 @@ class Run:
         if not (is_free or is_held):
             self._check_budget(ledger)
         files = self._check_same_data(has_begun)
+        data = self.plan.config.data.hashed(files)
+        self.plan = replace(self.plan, config=self.plan.config.model_copy(update={"data": data}))
         if not is_free:
             self._charge(ledger, files)
         self._write_run("reserved")
