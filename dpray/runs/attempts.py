@@ -39,6 +39,8 @@ def release_with_repeats(
                     if ended is error:
                         raise
                     raise ended from error
+            finally:
+                session.folder.give_room()
     raise AssertionError("runtime.max_attempts is at least 1")
 
 

@@ -47,7 +47,7 @@ PARTS = (".jsonl", ".json")
 
 ROOM = "room"
 ROOM_BYTES = (64 << 20, 8 << 20, 1 << 20, 256 << 10)
-"""The file in `staging` that takes room on the disk before a draw, and its size: the first of these
+"""The file in `private` that takes room on the disk before a draw, and its size: the first of these
 that the disk holds."""
 
 TABLES = ("table.jsonl", "table.parquet")
@@ -140,7 +140,7 @@ class ReleaseFolder:
 
     def take_room(self) -> None:
         """Take room on the disk for what will be drawn. Raises OSError if there is none."""
-        with open(self.staging / ROOM, "wb", opener=owners_only) as file:
+        with open(self.private / ROOM, "wb", opener=owners_only) as file:
             for size in ROOM_BYTES:
                 try:
                     os.posix_fallocate(file.fileno(), 0, size)
@@ -153,7 +153,7 @@ class ReleaseFolder:
     def give_room(self) -> bool:
         """Give back the room that was taken; return whether there was any."""
         try:
-            (self.staging / ROOM).unlink()
+            (self.private / ROOM).unlink()
         except FileNotFoundError:
             return False
         return True
