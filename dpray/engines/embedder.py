@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dpray.engines.base import EngineError
 from dpray.engines.model_path import folder_or_hub
+from dpray.engines.silence import silence_models
 from dpray.extras import require
 
 _PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
@@ -32,9 +33,8 @@ class SentenceTransformerEmbedder:
         require("embedder.model", "sentence_transformers")
         folder = locate_embedder(model)
         from sentence_transformers import SentenceTransformer
-        from transformers.utils.logging import disable_progress_bar
 
-        disable_progress_bar()
+        silence_models()
         try:
             self._model = SentenceTransformer(
                 folder, model_kwargs={"dtype": "float32"}, trust_remote_code=False

@@ -25,7 +25,6 @@ from transformers import (
     LogitsProcessorList,
 )
 from transformers.cache_utils import DynamicLayer
-from transformers.utils.logging import disable_progress_bar
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
@@ -45,6 +44,7 @@ from dpray.engines.base import (
 )
 from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
+from dpray.engines.silence import silence_models
 from dpray.engines.text import TextCodec
 from dpray.engines.token_mask import TokenMask
 
@@ -56,7 +56,7 @@ TokenIds = tuple[tuple[int, ...], ...]
 
 def load_model(folder: str, dtype: str, device: torch.device) -> Any:
     """Load the model in evaluation mode. Raises EngineError if it cannot be loaded."""
-    disable_progress_bar()
+    silence_models()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, trust_remote_code=False
