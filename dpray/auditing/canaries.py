@@ -2,18 +2,22 @@
 2023, 4.5 and Table 8; exposure by Carlini et al. 2019, "The Secret Sharer").
 
 Every audit makes new secrets and puts them into a copy of the records. The method runs on the copy
-with its own folder and ledger, which are then deleted. The data set's budget is charged nothing, so
-nothing of that run may be released.
+with its own folder and ledger, which are then deleted, also if this process is killed. The data
+set's budget is charged nothing, so nothing of that run may be released.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from subprocess import PIPE, Popen
+from tempfile import TemporaryFile, mkdtemp
 from typing import Any
 
 import numpy as np
@@ -134,11 +138,12 @@ def try_canaries(
         (canary, {key: str(rng.choice(list(values))) for key, values in columns.items()})
         for canary in canaries
     ]
-    with TemporaryDirectory(prefix="dpray-audit-") as name:
-        folder = Path(name)
-        with open(folder / "records.jsonl", "w", encoding="utf-8") as file:
-            for row in _rows(plan.config.data, planted):
-                file.write(json.dumps(row, default=str) + "\n")
+    with _vanishing_folder() as folder, TemporaryFile("w", dir=folder, encoding="utf-8") as copy:
+        for row in _rows(plan.config.data, planted):
+            copy.write(json.dumps(row, default=str) + "\n")
+        copy.flush()
+        # The copy has no name of its own: it ends with this process, also in a power cut.
+        (folder / "records.jsonl").symlink_to(f"/proc/{os.getpid()}/fd/{copy.fileno()}")
         _run_copy(plan.config, folder, run, on_progress)
         texts = [row["text"] for _, row in read_rows(str(folder / "run" / "synthetic.jsonl"))]
         found: list[dict[str, Any]] = [
@@ -156,6 +161,16 @@ def try_canaries(
                 others = look_alikes(canary, candidates, rng)
                 found[number] |= ranked(losses([canary.text, *others], values))
     return found
+
+
+@contextmanager
+def _vanishing_folder() -> Iterator[Path]:
+    """Yield a new folder, which another process removes when this one leaves it or ends."""
+    folder = mkdtemp(prefix="dpray-audit-")
+    wait = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+    # In a session of its own: a signal to this one's processes does not reach it.
+    with Popen([sys.executable, "-c", wait, folder], stdin=PIPE, start_new_session=True):
+        yield Path(folder)
 
 
 def _run_copy(config: Config, folder: Path, run: RunMethod, on_progress: OnProgress) -> None:

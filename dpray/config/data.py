@@ -6,13 +6,14 @@ Everything in it is public, and nothing here opens a file.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    PrivateAttr,
     StrictBool,
     StrictFloat,
     StrictInt,
@@ -107,6 +108,20 @@ class DataConfig(Section):
         description="JSON: the key of the list of rows, if the file is an object; `a.b` is key b "
         "of a; null: the file has the rows",
     )
+
+    _digests: tuple[bytes, ...] | None = PrivateAttr(None)
+
+    @property
+    def digests(self) -> tuple[bytes, ...] | None:
+        """Return the SHA-256 of each file that a run was charged for, or None before that."""
+        return self._digests
+
+    def hashed(self, digests: Iterable[bytes]) -> Self:
+        """Return the section of a run whose files have these digests: every reading of them checks
+        that it read these. No file can set this."""
+        changed = self.model_copy()
+        changed._digests = tuple(digests)
+        return changed
 
     @field_validator("text", mode="before")
     @classmethod

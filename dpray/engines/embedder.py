@@ -12,6 +12,7 @@ import numpy.typing as npt
 from dpray.engines.base import EngineError
 from dpray.engines.float32 import without_tf32
 from dpray.engines.model_path import folder_or_hub
+from dpray.engines.silence import silence_models
 from dpray.extras import require
 
 _PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
@@ -33,9 +34,8 @@ class SentenceTransformerEmbedder:
         require("embedder.model", "sentence_transformers")
         folder = locate_embedder(model)
         from sentence_transformers import SentenceTransformer
-        from transformers.utils.logging import disable_progress_bar
 
-        disable_progress_bar()
+        silence_models()
         without_tf32()
         try:
             self._model = SentenceTransformer(

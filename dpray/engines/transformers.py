@@ -25,7 +25,6 @@ from transformers import (
     LogitsProcessorList,
 )
 from transformers.cache_utils import DynamicLayer
-from transformers.utils.logging import disable_progress_bar
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
@@ -47,6 +46,7 @@ from dpray.engines.finite_rows import FiniteRows
 from dpray.engines.float32 import without_tf32
 from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
+from dpray.engines.silence import silence_models
 from dpray.engines.text import TextCodec, readable_tokens
 from dpray.engines.token_mask import TokenMask
 
@@ -58,8 +58,8 @@ TokenIds = tuple[tuple[int, ...], ...]
 
 def load_model(folder: str, dtype: str, device: torch.device) -> Any:
     """Load the model in evaluation mode. Raises EngineError if it cannot be loaded."""
+    silence_models()
     without_tf32()
-    disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, trust_remote_code=False

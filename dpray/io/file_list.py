@@ -237,6 +237,11 @@ def file_digests(
         pool.shutdown(cancel_futures=True)
 
 
+def file_digest(file: str) -> bytes:
+    """Return one of the digests of `file_digests`."""
+    return _digest(file, [0.0], 0, Event())
+
+
 def _digest(file: str, read: list[float], number: int, stopped: Event) -> bytes:
     """Hash a file, and keep the share of it that is read in `read[number]`."""
     if file.startswith("hf://"):

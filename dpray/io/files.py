@@ -131,15 +131,20 @@ def touch_private(path: str) -> None:
 
 def write_durably(path: Path, text: str | Iterable[str], *, private: bool = False) -> None:
     """Replace a file with a text, or with texts one after the other. After a crash it holds the old
-    text or the new one, whole. With `private` it is for its owner alone."""
+    text or the new one, whole. With `private` it is for its owner alone. What cannot be written
+    takes no room."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)
     opener = owners_only if private else None
-    with open(temporary, "w", encoding="utf-8", opener=opener) as file:
-        file.writelines([text] if isinstance(text, str) else text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8", opener=opener) as file:
+            file.writelines([text] if isinstance(text, str) else text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     sync(path.parent)
 
 

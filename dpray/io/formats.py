@@ -78,7 +78,7 @@ class Piece:
 
     `lines` and `rows` come before it, so that its rows have the numbers that they have in the whole
     file; a blank line is no row. `file_number` counts all files from 0, and stays when their folder
-    moves."""
+    moves. The file has to have the digest `sha256` when the piece is read; None: any."""
 
     file: str
     begin: int = 0
@@ -87,6 +87,7 @@ class Piece:
     rows: int = 0
     file_number: int = 0
     format: FileFormat = AS_RECOGNISED
+    sha256: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ def release_with_repeats(
         with closing(session):
             try:
                 session.folder.recover(_committed(session))
+                session.folder.take_room()
                 session.check_records()
                 session.measure_labels()
                 return session, release(session)
@@ -38,6 +39,8 @@ def release_with_repeats(
                     if ended is error:
                         raise
                     raise ended from error
+            finally:
+                session.folder.give_room()
     raise AssertionError("runtime.max_attempts is at least 1")
 
 
@@ -95,6 +98,7 @@ def _record_failures(session: Session[Any], error: Exception) -> list[str]:
     and not what was lost before with another one: how much memory a batch needs depends on its
     private rows.
     """
+    session.folder.give_room()  # the ledger may be on the same full disk
     ledger, run_id = session.ledger, session.run_id
     ended = cluster.find_error(error, cluster.EndedForMemory)
     reason = cluster.class_name(error) if ended is None else "OutOfMemoryError"

@@ -45,6 +45,11 @@ PRIVATE_NOTICE = (
 
 PARTS = (".jsonl", ".json")
 
+ROOM = "room"
+ROOM_BYTES = (64 << 20, 8 << 20, 1 << 20, 256 << 10)
+"""The file in `private` that takes room on the disk before a draw, and its size: the first of these
+that the disk holds."""
+
 TABLES = ("table.jsonl", "table.parquet")
 
 MODEL = "model"
@@ -132,6 +137,26 @@ class ReleaseFolder:
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         write_durably(self.staging / f"{self.prefix}{name}", text, private=True)
         return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+    def take_room(self) -> None:
+        """Take room on the disk for what will be drawn. Raises OSError if there is none."""
+        with open(self.private / ROOM, "wb", opener=owners_only) as file:
+            for size in ROOM_BYTES:
+                try:
+                    os.posix_fallocate(file.fileno(), 0, size)
+                    return
+                except OSError as error:
+                    file.truncate(0)
+                    if size == ROOM_BYTES[-1] or not disk_is_full(error):
+                        raise
+
+    def give_room(self) -> bool:
+        """Give back the room that was taken; return whether there was any."""
+        try:
+            (self.private / ROOM).unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     def move_to_parts(self, name: str) -> None:
         """Move a committed part; safe to repeat."""

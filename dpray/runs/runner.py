@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -79,6 +79,7 @@ class Run:
         self.plan = plan
         self.run_id: str = self.run["run_id"]
         self.on_ray = plan.config.runtime.uses_ray
+        self.files: list[bytes] = []
         kept = folder.private / CONFIG
         self.config_before = read_json(kept, "output.path") if kept.exists() else None
 
@@ -93,12 +94,15 @@ class Run:
             self.folder.remove_work()  # it may have been cut off just before
             report: dict[str, Any] = self.folder.read_json("privacy_report.json")
             return report
+        is_charged = self.run["state"] == "reserved"
+        if not is_charged:
+            self._try_charge()
         if self.on_ray:
             self.on_progress(Progress("starting Ray"))
             cluster.start_ray(self.plan.config.runtime.ray_address)
             self._choose_gpus()
         engine = None
-        if self.run["state"] != "reserved":
+        if not is_charged:
             load = self.plan.loader(self.build)
             engine = check_loads(self.plan.config, load, self.on_progress)
         with ExitStack() as on_refusal:
@@ -131,7 +135,7 @@ class Run:
         try:
             ledger = Ledger.open(url)
         except MissingLedger:
-            if self.run["state"] != "planned" or not url.startswith("sqlite"):
+            if not self._may_make_ledger:
                 raise
             # Noted first: this run may be cut off as soon as the file is there.
             self.run["made_ledger"] = True
@@ -141,6 +145,11 @@ class Run:
             return ledger
         ledger.close()
         return AccountantClient(url)
+
+    @property
+    def _may_make_ledger(self) -> bool:
+        url = self.plan.config.privacy.ledger
+        return bool(self.run["state"] == "planned") and url.startswith("sqlite")
 
     # The same run as before
 
@@ -222,12 +231,10 @@ class Run:
         """Charge the whole run once, durably, before a mechanism sees its data; idempotent by its
         id.
 
-        The files are hashed before the charge, once the budget is known to hold it: the ledger has
-        to recognise them to refuse them under another name. Their first row is read, because a run
-        with another column for the units is another run, and would be charged anew. That releases
-        nothing of the data but a refusal, which charges nothing: no mechanism has run, and the
-        ledger keeps only keyed hashes. (A budget that another run takes in between is refused after
-        the hashing.)
+        The files are hashed before the charge: the ledger has to recognise them to refuse them
+        under another name. That releases nothing of the data but a refusal, which charges nothing:
+        no mechanism has run, and the ledger keeps only keyed hashes. (A budget that another run
+        takes after it was tried is refused after the hashing.)
         """
         is_free, state = self.plan.config.not_private, self.run["state"]
         is_held = not is_free and ledger.is_reserved(self.run_id)
@@ -244,10 +251,10 @@ class Run:
             state = "reserved" if is_held else "planned"
         self._write_run(state)
         if not (is_free or is_held):
-            self._check_budget(ledger)
-        files = self._check_same_data(has_begun)
+            self._give_budget(ledger)
+        self.files = self._check_same_data(has_begun)
         if not is_free:
-            self._charge(ledger, files)
+            self._charge(ledger, self.files)
         self._write_run("reserved")
 
     def _charge(self, ledger: RunLedger, files: list[bytes]) -> None:
@@ -272,21 +279,39 @@ class Run:
             NEIGHBORING_RELATION,
         )
 
-    def _check_budget(self, ledger: RunLedger) -> None:
-        """Check that the budget holds the plan, and then that the columns are there.
+    def _try_charge(self) -> None:
+        """Check that the budget holds the plan, and then that the columns are there: before a model
+        is loaded, which may take minutes.
 
-        A data set gets a budget of just the plan's cost in a ledger that this run made; in any
-        other, an unknown name is more likely mistyped than new. Raises BudgetRefused, and
-        InputError for an unknown data set, another privacy unit or another relation, and for a
-        first row that is no record.
+        The first row is read before the charge, because a run with another column for the units is
+        another run, and would be charged again. Raises BudgetRefused, and InputError for an unknown
+        data set, another privacy unit or another relation, and for a first row that is no record.
         """
-        dataset, charges, unit, relation = self._charge_asked()
-        # A run cut off between making the file and the data set left the ledger empty.
-        is_new = self.run.get("made_ledger") and not ledger.names()
-        if not is_new:
-            ledger.reserve(dataset, charges, unit, relation, is_trial=True)
+        if not self.plan.config.not_private:
+            self._try_budget()
         check_first_records(self.plan.config.data)
-        if is_new:
+
+    def _try_budget(self) -> None:
+        try:
+            ledger = Ledger.open(self.plan.config.privacy.ledger)
+        except MissingLedger:
+            if self._may_make_ledger:
+                return  # with a budget that holds the plan
+            raise
+        with closing(ledger):
+            if not (ledger.is_reserved(self.run_id) or self._is_new(ledger)):
+                ledger.reserve(*self._charge_asked(), is_trial=True)
+
+    def _is_new(self, ledger: RunLedger) -> bool:
+        """Return whether this run made the ledger, which has no data set yet. A run cut off between
+        the two left it empty."""
+        return bool(self.run.get("made_ledger")) and not ledger.names()
+
+    def _give_budget(self, ledger: RunLedger) -> None:
+        """Give the data set a budget of just the plan's cost in a ledger that this run made. In any
+        other, an unknown name is more likely mistyped than new, and was refused."""
+        if self._is_new(ledger):
+            dataset, charges, unit, relation = self._charge_asked()
             [(_, whole)] = charges.values()
             ledger.create_dataset(dataset, whole, unit, relation)
 
@@ -294,10 +319,12 @@ class Run:
 
     def _sessions(self, ledger: RunLedger, engine: Engine | None) -> Iterator[Session[Any]]:
         """Yield a session for each attempt; the first one has the engine that was tried."""
-        epsilon = 0.0 if self.plan.config.not_private else self.plan.cost.epsilon
-        for number in range(1, self.plan.config.runtime.max_attempts + 1):
+        config = self.plan.config
+        hashed = config.model_copy(update={"data": config.data.hashed(self.files)})
+        epsilon = 0.0 if config.not_private else self.plan.cost.epsilon
+        for number in range(1, config.runtime.max_attempts + 1):
             session = Session(
-                self.plan,
+                replace(self.plan, config=hashed),
                 self.folder,
                 ledger,
                 self.run_id,
@@ -309,7 +336,7 @@ class Run:
             )
             engine = None
             session.metrics.attempt(number, epsilon)
-            if self.on_ray and (account := ledger.account(self.plan.config.privacy.dataset)):
+            if self.on_ray and (account := ledger.account(config.privacy.dataset)):
                 session.metrics.charged(account.budget, account.spent)
             yield session
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,14 +28,24 @@ import numpy.typing as npt
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
-from dpray.io.files import write_durably
+from dpray.io.files import disk_is_full, write_durably
 from dpray.ledger.protocol import RunLedger
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.plan import Plan, label_histogram
-from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable, RunFailed
+from dpray.runs.standing import DISK_FULL
+from dpray.types import (
+    AlreadyPublished,
+    DprayError,
+    InputError,
+    LedgerFull,
+    OnProgress,
+    Progress,
+    Resumable,
+    RunFailed,
+)
 from dpray.workers.cluster import class_name, is_own_failure
 from dpray.workers.engine import BuildEngine
 from dpray.workers.engine_pool import EnginePool, on_pool
@@ -213,7 +223,9 @@ class Session(Generic[P]):
         except BaseException as error:
             says_so = pays_for_repeats and isinstance(error, DprayError)
             if is_own_failure(error) and not says_so:
-                self.ledger.fail(charge_key, unit, self.attempt_id, class_name(error))
+                self.folder.give_room()  # the ledger may be on the same full disk
+                with suppress(AlreadyPublished):  # it may have failed just after that
+                    self.ledger.fail(charge_key, unit, self.attempt_id, class_name(error))
             raise
         released = self.published(unit)
         assert released is not None
@@ -221,7 +233,20 @@ class Session(Generic[P]):
 
     def publish_file(self, file: str, outputs: Mapping[str, dict[str, Any]]) -> None:
         """Publish the outputs of units that have begun, given by unit: stage them in one file,
-        commit them in the ledger, and publish the file."""
+        commit them in the ledger, and publish the file.
+
+        On a full disk that takes the room which was taken before they were drawn. Then it raises
+        Resumable: with them published, the attempt ends. Proof: docs/privacy.md, section 2.7.
+        """
+        try:
+            self._publish(file, outputs)
+        except (OSError, LedgerFull) as error:
+            if not (disk_is_full(error) and self.folder.give_room()):
+                raise
+            self._publish(file, outputs)
+            raise Resumable(DISK_FULL) from error
+
+    def _publish(self, file: str, outputs: Mapping[str, dict[str, Any]]) -> None:
         sha = self.folder.stage(file, outputs.values())
         units = [(unit, sha) for unit in outputs]
         self.ledger.publish(self.charge_key(), self.attempt_id, units)

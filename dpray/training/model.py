@@ -20,11 +20,11 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-from transformers.utils.logging import disable_progress_bar
 
 from dpray.engines.float32 import without_tf32
 from dpray.engines.model_path import resolve_model
 from dpray.engines.quantised import refuse_shared_scales
+from dpray.engines.silence import silence_models
 from dpray.training.clipped_loss import Forward, PerExampleLoss, check_norm_rules
 from dpray.training.settings import TrainingSettings
 from dpray.types import InputError
@@ -172,7 +172,7 @@ def with_adapters(model: Any, settings: TrainingSettings) -> Any:
 def _load(folder: str, dtype: str) -> Any:
     """Load the model. Weights that are stored in `dtype`, "auto" for any, are mapped from their
     file and take no memory until they are written to."""
-    disable_progress_bar()
+    silence_models()
     return AutoModelForCausalLM.from_pretrained(
         resolve_model(folder), dtype=dtype, trust_remote_code=False
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
 from dpray.io.columns import column_of, is_empty, match_label, plain_value
-from dpray.io.file_list import list_files
+from dpray.io.file_list import file_digest, list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, numbered, read_piece
 from dpray.mechanisms.batches import content_id, content_rank
@@ -53,10 +54,18 @@ def check_first_records(data: DataConfig) -> None:
 
 
 def data_pieces(data: DataConfig) -> list[Piece]:
-    """Return the files of `data.path`, each with its number."""
+    """Return the files of `data.path`, each with its number, and with its digest if the run has
+    one. Raises InputError if these are not as many files as were hashed."""
+    files = list_files(data.path)
+    digests = data.digests or [None] * len(files)
+    if len(digests) != len(files):
+        raise InputError(
+            f"data.path: names {len(files)} files, and the run began with {len(digests)}; restore "
+            "them, or choose another output.path"
+        )
     return [
-        Piece(file, file_number=number, format=data.format)
-        for number, file in enumerate(list_files(data.path))
+        Piece(file, file_number=number, format=data.format, sha256=sha256)
+        for number, (file, sha256) in enumerate(zip(files, digests, strict=True))
     ]
 
 
@@ -69,6 +78,14 @@ def _numbered(piece: Piece) -> Iterator[tuple[int, Where, dict[str, Any]]]:
     # A piece may lie in the midst of a line.
     if number == piece.rows and piece.end is None:
         raise InputError(f"{base_name(piece.file)} holds no rows")
+
+
+def _check_unchanged(piece: Piece) -> None:
+    if piece.sha256 is not None and file_digest(piece.file) != piece.sha256:
+        raise InputError(
+            f"data.path: {base_name(piece.file)} has changed since the run began; restore it, or "
+            "choose another output.path"
+        )
 
 
 def record_rows(
@@ -88,14 +105,22 @@ def record_rows(
     adding or removing a unit still adds or removes its own records only, and every sensitivity
     stays what it is. How many rows were left out is private, and is shown nowhere.
 
-    Raises InputError naming the row for a missing column, a label outside the label set, a value
-    that is no text, an empty text, and for a file without rows.
+    After the last row the file is hashed. Nothing is drawn from rows before all are read, so
+    nothing is drawn from a file that has changed since the run was charged.
+
+    Raises InputError for a file that has changed or has no rows, and InputError naming the row for
+    a missing column, a label outside the label set, a value that is no text, or an empty text.
     """
-    for number, where, row in _numbered(piece):
-        if (found := to_row(where, row, data, column_values)) is not None:
-            if by_place and data.unit is None:
-                found["unit"] = f"file {piece.file_number}, row {number}"
-            yield found
+    try:
+        for number, where, row in _numbered(piece):
+            if (found := to_row(where, row, data, column_values)) is not None:
+                if by_place and data.unit is None:
+                    found["unit"] = f"file {piece.file_number}, row {number}"
+                yield found
+    except InputError:
+        _check_unchanged(piece)  # whose error tells more
+        raise
+    _check_unchanged(piece)
 
 
 def to_row(
@@ -168,11 +193,15 @@ def ray_rows(config: Config, rows_of: RowsOf, tables: Tables = tables_of) -> ray
 
 def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
     """Return the files in pieces of about `size` bytes. The lines of JSONL that is cut are counted
-    first, in tasks: a row has the same number however its file is cut."""
+    first, in tasks: a row has the same number however its file is cut. Who reads the last piece of
+    a file hashes it."""
     import ray
 
     count: Any = ray.remote(_count)
-    cuts = [cut(file, size) for file in files]
+    cuts = [
+        [*(replace(piece, sha256=None) for piece in pieces), last]
+        for *pieces, last in (cut(file, size) for file in files)
+    ]
     counts = {
         number: [count.remote(piece) for piece in pieces]
         for number, pieces in enumerate(cuts)

@@ -135,6 +135,17 @@ def small_disk_at(folder: Path, size: str) -> Iterator[bool]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+def fill(disk: Path, left: int) -> Path:
+    """Leave so much room on a disk."""
+    filler = disk / "filler"
+    with open(filler, "wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    with open(filler, "r+b") as file:
+        file.truncate(filler.stat().st_size - left)
+    return filler
+
+
 @contextmanager
 def ray_cluster(
     temp_dir: Path,

@@ -44,6 +44,7 @@ from dpray.types import (
 )
 from dpray.workers import cluster
 from dpray.workers.engine import build_engine
+from tests.integration.processes import fill, small_disk_at
 
 
 @pytest.fixture
@@ -288,3 +289,64 @@ def test_a_mechanism_that_pays_for_its_repeats_goes_on_after_an_error_of_ours(
             session.publish_once("model", raising(KeyError("x")), pays_for_repeats=True)
         with pytest.raises(RunFailed, match="failed with KeyError"):
             session.publish_once("model", dict, pays_for_repeats=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk_at(tmp_path / "disk", "1m") as mounted:
+        if not mounted:
+            pytest.skip("this process may not mount a small disk")
+        yield tmp_path / "disk"
+
+
+def on_disk(make: Callable[..., Config], disk: Path, ledger_too: bool) -> Config:
+    ledger = {"privacy__ledger": f"sqlite:///{disk}/ledger.db"} if ledger_too else {}
+    return make(output__path=str(disk / "out"), **ledger)
+
+
+def full(disk: Path, draw: int) -> Callable[[], dict[str, Any]]:
+    """A mechanism during which the disk gets full, and which draws so many bytes."""
+
+    def mechanism() -> dict[str, Any]:
+        fill(disk, 0)
+        return {"drawn": "x" * draw}
+
+    return mechanism
+
+
+@pytest.mark.parametrize("ledger_too", [True, False])
+@pytest.mark.parametrize("draw", [1, 100_000])
+def test_a_disk_that_is_full_after_a_draw_has_room_for_it(
+    config: Callable[..., Config], small_disk: Path, draw: int, ledger_too: bool
+) -> None:
+    """Whatever its size: else the disk would choose which draws are released."""
+    with session_of(on_disk(config, small_disk, ledger_too)) as session:
+        session.folder.take_room()
+        with pytest.raises(Resumable, match="no space is left on its disk"):
+            session.publish_once("counts", full(small_disk, draw))
+        assert session.publish_once("counts", dict) == {"drawn": "x" * draw}
+        assert session.ledger.counts("run")["starts"] == 1
+
+
+@pytest.mark.parametrize("ledger_too", [True, False])
+def test_a_draw_that_its_room_does_not_hold_has_failed(
+    config: Callable[..., Config], small_disk: Path, ledger_too: bool
+) -> None:
+    """The ledger says so, though it is on the same disk."""
+    with session_of(on_disk(config, small_disk, ledger_too)) as session:
+        session.folder.take_room()
+        with pytest.raises(OSError, match="No space left"):
+            session.publish_once("counts", full(small_disk, 900_000))
+        with pytest.raises(RunFailed, match=r"failed with OSError.*never repeated"):
+            session.publish_once("counts", dict)
+
+
+def test_without_room_on_the_disk_nothing_is_drawn(
+    config: Callable[..., Config], small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = on_disk(config, small_disk, ledger_too=False)
+    monkeypatch.setattr(ReleaseFolder, "recover", lambda *_: fill(small_disk, 128 << 10))
+    with pytest.raises(Resumable, match="no space is left on its disk"):
+        methods.run(run)
+    with closing(Ledger.open(run.privacy.ledger)) as ledger:
+        assert [row["kind"] for row in ledger.export()].count("begin") == 0

@@ -14,6 +14,7 @@ from dpray import registry as methods
 from dpray.cli import run_command
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
+from dpray.methods.config import parse_config
 from dpray.runs import runner
 from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable
 from tests.integration.opened import Opened
@@ -35,6 +36,45 @@ def kinds(ledger: Ledger) -> list[str]:
     return [row["kind"] for row in ledger.export()]
 
 
+@pytest.mark.parametrize("address", ["none", None], ids=["here", "on Ray"])
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"privacy__dataset": "nots"}, InputError),
+        ({"privacy__dataset": "small"}, BudgetRefused),
+        ({"data__unit": "text"}, InputError),
+        ({"data__text": "txet"}, InputError),
+        ({"data__path": "no-such.jsonl"}, InputError),
+    ],
+    ids=["data set", "budget", "unit", "column", "file"],
+)
+def test_a_run_that_is_refused_loads_no_model(
+    settings: Callable[..., dict[str, Any]],
+    ledger: Ledger,
+    url: str,
+    changes: dict[str, Any],
+    refused: type[DprayError],
+    address: str | None,
+):
+    ledger.create_dataset("small", Budget(0.01, 1e-9), "record", "add_or_remove_one")
+    before, said = list(ledger.export()), []
+    tree = settings(**{"privacy__ledger": url, "runtime__ray_address": address} | changes)
+    with pytest.raises(refused):
+        methods.run(parse_config(tree), said.append, build=lambda *_, **__: pytest.fail("loaded"))
+    assert list(ledger.export()) == before
+    assert "starting Ray" not in {progress.activity for progress in said}
+
+
+@pytest.mark.usefixtures("ledger")
+def test_a_run_of_another_plan_loads_no_model(
+    config: Callable[..., Config], settings: Callable[..., dict[str, Any]], url: str
+):
+    methods.run(config())
+    other = parse_config(settings(privacy__ledger=url))
+    with pytest.raises(InputError, match="a run of another plan"):
+        methods.run(other, build=lambda *_, **__: pytest.fail("loaded"))
+
+
 def test_an_unknown_data_set_of_a_ledger_that_exists_is_refused(
     config: Callable[..., Config], ledger: Ledger
 ):
@@ -47,11 +87,11 @@ def test_an_unknown_data_set_of_a_ledger_that_exists_is_refused(
 def test_a_mistyped_column_is_told_before_the_charge(
     config: Callable[..., Config], tmp_path: Path, key: str
 ):
-    """Nor is there an account yet, which would be that of the mistyped column's units."""
+    """Nor is there a ledger yet, whose account would be that of the mistyped column's units."""
     url = f"sqlite:///{tmp_path}/new.db"
     with pytest.raises(InputError, match=r"records\.jsonl, .*1.*'txet'"):
         methods.run(config(privacy__ledger=url, **{f"data__{key}": "txet"}))
-    assert Ledger.open(url).names() == []
+    assert not (tmp_path / "new.db").exists()
     assert methods.run(config(privacy__ledger=url))["records"] > 0
 
 

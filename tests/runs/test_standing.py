@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from dpray.types import (
     RunFailed,
 )
 from dpray.workers.engine import build_engine
-from tests.integration.processes import small_disk_at
+from tests.integration.processes import fill, small_disk_at
 
 NOTHING = "nothing was charged"
 AGAIN = f"{NOTHING}; the same command begins again"
@@ -274,17 +274,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         if not mounted:
             pytest.skip("this process may not mount a small disk")
         yield tmp_path / "disk"
-
-
-def fill(disk: Path, left: int) -> Path:
-    """Leave so much room on a disk."""
-    filler = disk / "filler"
-    with open(filler, "wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    with open(filler, "r+b") as file:
-        file.truncate(filler.stat().st_size - left)
-    return filler
 
 
 @pytest.mark.parametrize("left", [0, 16384])

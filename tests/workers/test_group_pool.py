@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from ray.exceptions import OutOfMemoryError, OwnerDiedError, RayActorError
 
 from dpray.config.config import Config
+from dpray.io.file_list import file_digest
 from dpray.io.formats import Piece
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.methods.config import parse_config
+from dpray.types import InputError
 from dpray.workers.cluster import EndedForMemory, was_lost
 from dpray.workers.groups import (
     MOST_BLOCKS,
@@ -331,3 +333,18 @@ class TestOnRay:
             Piece(str(files[1]), file_number=1),
             Piece(str(files[2]), file_number=2),
         ]
+        digests = [file_digest(str(file)) for file in files]
+        hashed = [Piece(str(f), file_number=n, sha256=digests[n]) for n, f in enumerate(files)]
+        found = [piece.sha256 for piece in pieces_on_ray(hashed, 10)]
+        assert found == [None, None, *digests], "each file is hashed once"
+
+    def test_a_file_that_changed_since_it_was_hashed_is_refused(
+        self, config: Config, records_file: Path
+    ) -> None:
+        data = config.data.hashed([file_digest(str(records_file))])
+        config = config.model_copy(update={"data": data})
+        with closing(Shards(config, counters())) as shards:
+            assert sum(shards.call("count")) == 60
+        records_file.write_text(records_file.read_text().replace("Marlowe 7", "Marlowe seven"))
+        with pytest.raises(InputError, match=r"^data\.path: records\.jsonl has changed"):
+            Shards(config, counters())

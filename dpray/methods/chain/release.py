@@ -38,10 +38,11 @@ def check_same_event(plan: Plan, charged: Plan) -> None:
 
 
 def run_link(session: Session[ChainPlan], place: int, plan: Plan) -> tuple[Release, Plan]:
-    """Run one method, with the actors' GPUs and the measured label proportions, which its plan did
-    not know. Return its release and its plan as charged: an interrupted training is charged for
-    more steps."""
-    config = plan.config.model_copy(update={"runtime": session.config.runtime})
+    """Run one method, with the actors' GPUs, the files' digests and the measured label proportions,
+    which its plan did not know. Return its release and its plan as charged: an interrupted training
+    is charged for more steps."""
+    known = {"runtime": session.config.runtime, "data": session.config.data}
+    config = plan.config.model_copy(update=known)
     plan = replace(plan, config=config, proportions=session.plan.proportions)
     name = session.plan.settings.links[place]
     with keys_named(place), session.link(name, plan) as own:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from uuid import uuid4
 
-from dpray.engines.base import Engine, failure_name
+from dpray.engines.base import Engine, EngineError, failure_name
 from dpray.engines.forms import forced_tokens
 from dpray.engines.row_variation import refuse_dependence, row_variation
 from dpray.ledger.protocol import RunLedger
@@ -15,6 +15,7 @@ from dpray.methods.private_prediction.affordable import longest_frame
 from dpray.methods.private_prediction.algorithm import Batch, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import encode_private, shown_examples
+from dpray.types import LedgerError
 from dpray.workers.cluster import is_own_failure
 from dpray.workers.groups import Outcome, group_texts
 from dpray.workers.rows import Row
@@ -168,7 +169,10 @@ class BatchDecoder:
             raise error
         for batch_id in batches:
             reason = "BatchNotDecoded" if error is None else failure_name(error)
-            self.ledger.fail(self.key, batch_id, self.worker_id, reason)
+            try:
+                self.ledger.fail(self.key, batch_id, self.worker_id, reason)
+            except LedgerError:  # the driver records it, once it has made room
+                raise EngineError(f"a batch failed ({reason})") from None
             yield {"batch": batch_id, "failed": reason}
 
     def close(self) -> None:
