@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils.logging import disable_progress_bar
 
+from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import resolve_model
 from dpray.engines.quantised import refuse_shared_scales
 from dpray.training.clipped_loss import Forward, PerExampleLoss, check_norm_rules
@@ -65,9 +66,11 @@ def load_loss(
     whole and on the CPU, unless `loading`, which is entered meanwhile, makes partitions of it.
 
     Raises NoNormRule if a trainable layer has no rule for the norms of its gradients, InputError
-    if weights are not finite, or if rows depend on each other by what they are quantised with.
+    if weights are not finite, or if rows depend on each other by what they are quantised with or by
+    a state that the model keeps.
     """
     refuse_shared_scales(resolve_model(folder))
+    refuse_kept_state(resolve_model(folder))
     # The clipped sums are bounded for float32 products (docs/privacy.md, 5.2), and the images of
     # NVIDIA let a GPU round their factors to 10 bits (TF32).
     torch.set_float32_matmul_precision("highest")

@@ -27,6 +27,7 @@ from dpray.runs.plan import (
     resolved_noise_multiplier,
     within_epsilon,
 )
+from dpray.workers.shards import check_voters
 
 ITERATIONS = (10, 8, 6, 5, 4, 3, 2, 1)
 VARIATIONS = (7, 4, 2)
@@ -54,6 +55,9 @@ class AugPePlan(Plan):
         settings = self.settings
         records = largest_remainder(settings.records, self.proportions)
         return AugPe(settings, records, self.votes)
+
+    def check_embedder(self) -> None:
+        check_voters(self.config)
 
     def audit_targets(self) -> Iterator[Target]:
         """Yield one vote histogram, and those of all iterations together."""

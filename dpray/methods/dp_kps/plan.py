@@ -13,6 +13,8 @@ from dpray.accounting.accountant import calibrate, cost
 from dpray.accounting.event import Event
 from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
+from dpray.engines.base import EngineError
+from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.forms import schema_for
 from dpray.engines.schema import Schema
 from dpray.io.public_files import read_few_shot
@@ -46,6 +48,10 @@ class DpKpsPlan(Plan):
     @property
     def method_event(self) -> Event:
         return self.method.dp_event
+
+    def check_embedder(self) -> None:
+        if self.settings.estimator == "rff":
+            load_embedder(self.config)
 
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.dp_kps.audit import targets
@@ -87,6 +93,14 @@ class DpKpsPlan(Plan):
             "records": f"{settings.records:,}, {settings.sequence_length} terms each",
             "LLM calls": calls,
         }
+
+
+def load_embedder(config: Config) -> SentenceTransformerEmbedder:
+    """Load the embedder of the public terms, which reads no private text. Raises InputError."""
+    try:
+        return SentenceTransformerEmbedder(config.embedder.model)
+    except EngineError as error:
+        raise InputError(str(error)) from None
 
 
 def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
