@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpray.engines.base import EngineError, OutOfMemory, engine_error, failure_name
+from dpray.engines.base import (
+    DeviceLost,
+    LoadFailed,
+    OutOfMemory,
+    engine_error,
+    failure_name,
+)
 from dpray.engines.kept_state import kept_by
 from dpray.engines.model_path import folder_or_hub
 from dpray.extras import require
@@ -25,7 +31,7 @@ LONGEST = 8192
 CHARACTERS = 32
 """The characters that are kept of a text for each token that is read: no text has longer tokens."""
 
-DEVICE_FAILED = (OutOfMemory.__name__, "AcceleratorError")
+DEVICE_FAILED = (OutOfMemory.__name__, DeviceLost.__name__, "AcceleratorError")
 """The names of failures that say nothing of a text: texts have a public bound on their length."""
 
 
@@ -61,7 +67,7 @@ class SentenceTransformerEmbedder:
                 folder, model_kwargs={"dtype": "float32"}, trust_remote_code=False
             ).eval()
         except Exception as error:  # damaged files raise errors of many classes
-            raise EngineError(
+            raise LoadFailed(
                 f"embedder.model: cannot load {model} ({type(error).__name__})"
             ) from error
         if others := set(self._model.modalities) - {"text", "message"}:
