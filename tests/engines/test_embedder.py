@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from dpray import registry as methods
 from dpray.engines.embedder import CHARACTERS, SentenceTransformerEmbedder
@@ -21,7 +20,18 @@ from dpray.mechanisms.votes import count_votes
 from dpray.methods.config import parse_config
 from dpray.types import InputError
 from dpray.workers.shards import Voters
-from tests.engines.tiny_embedders import bert, big_bird, llama, make_embedder, nomic, random_weights
+from tests.engines.tiny_embedders import (
+    BEYOND,
+    INFINITE,
+    WORD_BEYOND,
+    bert,
+    big_bird,
+    llama,
+    make_embedder,
+    make_hostile,
+    nomic,
+    random_weights,
+)
 from tests.engines.tiny_model import make_tokenizer
 
 MAKES: dict[str, tuple[Callable[[], Any], int]] = {
@@ -31,8 +41,6 @@ MAKES: dict[str, tuple[Callable[[], Any], int]] = {
     "nomic": (nomic, 200),
     "longrope": (lambda: llama("longrope"), 200),
 }
-
-INFINITE, BEYOND, WORD_BEYOND = "\a", "[PAD]", "Zürich!!"
 
 
 @pytest.fixture(scope="session")
@@ -52,22 +60,7 @@ def embedders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A BERT for which one token is infinite, and two tokens, one of them special, are beyond the
-    embedding."""
-    model = random_weights(bert)
-    folder = make_embedder(tmp_path_factory.mktemp("embedders") / "hostile", model)
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    tokenizer["added_tokens"] += [
-        added | {"id": 512, "content": BEYOND, "special": True},
-        added | {"id": 513, "content": WORD_BEYOND, "special": False},
-    ]
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (infinite,) = make_tokenizer(512)(INFINITE)["input_ids"]
-    weights = load_file(folder / "model.safetensors")
-    weights["embeddings.word_embeddings.weight"][infinite] = torch.inf
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return str(folder)
+    return str(make_hostile(tmp_path_factory.mktemp("embedders") / "hostile"))
 
 
 def nameless(folder: str) -> SentenceTransformerEmbedder:
@@ -191,6 +184,11 @@ def kept(folder: str) -> SentenceTransformerEmbedder:
 
 def test_names_of_tokens_are_text_and_ids_beyond_the_embedding_are_replaced(hostile: str) -> None:
     embedder = kept(hostile)
+    rows = len(make_tokenizer(512))
+    assert AutoTokenizer.from_pretrained(hostile)([BEYOND, WORD_BEYOND])["input_ids"] == [
+        [rows],
+        [rows + 1],
+    ]
     for name in (BEYOND, WORD_BEYOND, "<pad>", f"the {BEYOND} patient"):
         assert np.linalg.norm(embedder.embed([name], batch_size=1)) == pytest.approx(1.0)
     (bare,) = embedder.embed([INFINITE], batch_size=1)

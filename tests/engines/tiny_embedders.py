@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import (
+    AddedToken,
+    AutoTokenizer,
     BertConfig,
     BertModel,
     BigBirdConfig,
@@ -32,11 +36,14 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.4,
     "pad_token_id": 0,
 }
+INFINITE, BEYOND, WORD_BEYOND = "\a", "[PAD]", "Zürich!!"
+"""Texts whose tokens have infinite embeddings, or none, in `make_hostile`."""
+
 ROPE = {"rope_theta": 100.0, "factor": 4.0}
 
 
-def bert() -> Any:
-    return BertModel(BertConfig(**SIZES, max_position_embeddings=128))
+def bert(rows: int = 512) -> Any:
+    return BertModel(BertConfig(**SIZES | {"vocab_size": rows}, max_position_embeddings=128))
 
 
 def big_bird() -> Any:
@@ -79,3 +86,25 @@ def make_embedder(folder: Path, model: Any, longest: int = 128) -> Path:
 def random_weights(make: Any) -> Any:
     torch.manual_seed(0)
     return make().eval()
+
+
+def make_hostile(folder: Path) -> Path:
+    """Write a BERT for which one token is infinite, and two tokens, one of them special, are beyond
+    the embedding."""
+    tokenizer = make_tokenizer(512)
+    make_embedder(folder, random_weights(partial(bert, len(tokenizer))))
+    add_tokens(folder)
+    (infinite,) = tokenizer(INFINITE)["input_ids"]
+    weights = load_file(folder / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"][infinite] = torch.inf
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def add_tokens(folder: Path) -> None:
+    """Give the tokenizer in the folder two tokens more, whose names are `BEYOND`, a special token,
+    and `WORD_BEYOND`."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([AddedToken(BEYOND, special=True)], special_tokens=True)
+    tokenizer.add_tokens([WORD_BEYOND])
+    tokenizer.save_pretrained(folder)
