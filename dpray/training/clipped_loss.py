@@ -172,8 +172,8 @@ class PerExampleLoss(nn.Module):
         share has no per-example gradient.
 
         Padding counts on, up to the last position that a text of this shape may have. So the
-        largest one follows from the shape alone: LongRoPE and dynamic scaling, as transformers
-        computes them, choose the angles of all rows by it. Padding may exceed the model's
+        largest one follows from the shape alone: LongRoPE, as transformers computes it, chooses the
+        angles of all rows by it. Padding may exceed the model's
         positions, and then stays at its last one.
         """
         T = mask_BT.shape[1]

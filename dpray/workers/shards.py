@@ -180,14 +180,15 @@ class Voters:
         return counts
 
 
-def check_voters(config: Config) -> None:
-    """Load and try a run's embedder on a machine of the run, before the charge: one that cannot be
-    used should cost nothing. Raises InputError that says why, Ray's error if the actor is lost."""
+def check_voters(config: Config, gpus: float = 0.0) -> None:
+    """Load and try a run's embedder where its voters will run, before the charge: one that cannot
+    be used should cost nothing. Raises InputError that says why, Ray's error if the actor is
+    lost."""
     try:
         if not config.runtime.uses_ray:
             Voters(config)
             return
-        actor = never_repeated(ShardActor, config, config.runtime.gpus_per_actor or 0.0)
+        actor = never_repeated(ShardActor, config, gpus)
         voters = actor.remote(config, Voters)
         try:
             _get([voters.load.remote(pa.table({}))])
