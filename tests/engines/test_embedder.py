@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
+from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
 from dpray import registry as methods
@@ -27,6 +29,7 @@ from tests.engines.tiny_embedders import (
     bert,
     big_bird,
     llama,
+    make_clip,
     make_embedder,
     make_hostile,
     nomic,
@@ -79,6 +82,17 @@ def test_an_embedder_that_changes_itself_is_refused(
         stateless_pair(SentenceTransformerEmbedder, embedders(name))
     with pytest.raises(InputError, match=r"^embedder\.model: .* another vector (after|beside)"):
         stateless_pair(nameless, embedders(name))
+
+
+def test_an_embedder_that_opens_the_files_that_texts_name_is_refused(tmp_path: Path) -> None:
+    folder = make_clip(tmp_path / "clip")
+    Image.new("RGB", (32, 32), (255, 0, 0)).save(tmp_path / "x.png")
+    model = SentenceTransformer(str(folder), device="cpu")
+    before = model.encode([str(tmp_path / "x.png")])
+    Image.new("RGB", (32, 32), (0, 0, 255)).save(tmp_path / "x.png")
+    assert (model.encode([str(tmp_path / "x.png")]) != before).any()  # what is avoided
+    with pytest.raises(InputError, match=r"^embedder\.model: .* reads more than texts \(image\)"):
+        SentenceTransformerEmbedder(str(folder))
 
 
 class Remembers(SentenceTransformerEmbedder):

@@ -19,6 +19,10 @@ from transformers import (
     BertModel,
     BigBirdConfig,
     BigBirdModel,
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    CLIPProcessor,
     LlamaConfig,
     LlamaModel,
     NomicBertConfig,
@@ -86,6 +90,17 @@ def make_embedder(folder: Path, model: Any, longest: int = 128) -> Path:
 def random_weights(make: Any) -> Any:
     torch.manual_seed(0)
     return make().eval()
+
+
+def make_clip(folder: Path) -> Path:
+    """Write an embedder of texts and pictures, to which a text may be the name of a picture."""
+    text = SIZES | {"max_position_embeddings": 64, "eos_token_id": 2}
+    vision = {**SIZES, "image_size": 224, "patch_size": 112}
+    parts = folder.with_name(f"{folder.name}-parts")
+    CLIPModel(CLIPConfig(text_config=text, vision_config=vision)).save_pretrained(parts)
+    CLIPProcessor(CLIPImageProcessorPil(), make_tokenizer(512)).save_pretrained(parts)
+    SentenceTransformer(modules=[Transformer(str(parts))], device="cpu").save(str(folder))
+    return folder
 
 
 def make_hostile(folder: Path) -> Path:
