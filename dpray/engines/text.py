@@ -159,6 +159,11 @@ class TextCodec:
             end -= 1
         return text[:end]
 
+    def first_ids(self, text: str, most: int) -> list[int]:
+        """Return the first `most` token ids of a text, in time and memory that do not depend on its
+        length."""
+        return self.ids(valid_unicode(text[: most * self._longest_token + 1]))[:most]
+
     def text(self, prompt_ids: tuple[int, ...], ids: list[int]) -> str:
         """Decode `ids` after the prompt, whose end decides whether there is a leading space."""
         context = list(prompt_ids[-_DECODER_CONTEXT:])

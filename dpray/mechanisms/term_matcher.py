@@ -16,6 +16,12 @@ _MARKS = "".join(
 )
 _WORDS = re.compile(rf"[\w\u200c\u200d{_MARKS}]+|\S")
 
+# Python sorts the marks on a letter in a time that grows with the square of their number: hours for
+# a record of a million. No script has more than 30 (Unicode's stream-safe format).
+_SHORT = 4096
+_MARK, _TOO_MANY = "\u0300", re.compile("(?<=\u0300{30})\u0300+")
+_AS_MARK = {sign: _MARK for sign in range(0x300, 0x20000) if unicodedata.combining(chr(sign))}
+
 
 class TermMatcher:
     """Finds the terms of a public list in texts, whole words only.
@@ -62,5 +68,16 @@ class TermMatcher:
 
 def wrapped_words(text: str) -> str:
     """Return the text's words, case-folded, each between two spaces of its own."""
-    words = _WORDS.findall(unicodedata.normalize("NFC", text.casefold()))
+    words = _WORDS.findall(unicodedata.normalize("NFC", _stream_safe(text.casefold())))
     return f" {'  '.join(words)} " if words else ""
+
+
+def _stream_safe(text: str) -> str:
+    """Return the text, a long one with no more than 30 marks after each other."""
+    if text.isascii() or len(text) <= _SHORT:
+        return text
+    ends, parts = 0, []
+    for run in _TOO_MANY.finditer(text.translate(_AS_MARK)):
+        parts.append(text[ends : run.start()])
+        ends = run.end()
+    return "".join([*parts, text[ends:]])

@@ -86,12 +86,13 @@ def count_votes(
     """Count the private records that are nearest, in L2, to each synthetic text, shape (N,).
 
     Private, not for release. Embeddings are rounded to multiples of 2^-24. Of equally near texts,
-    duplicates included, the first gets the vote. The votes of shards add up to the votes of all
-    records. Memory grows with N, not with M.
+    duplicates included, the first gets the vote. A vector that is 0, not finite or longer than 2
+    (embedders give norm 1) stands for no text: such a record casts no vote, a rule on that record,
+    and such a synthetic text gets none. The votes of shards add up to the votes of all records.
+    Memory grows with N, not with M.
     Proof: docs/privacy.md, section 3.1.
 
-    Raises ValueError for an empty synthetic set, shapes that do not match, and vectors that are not
-    finite or longer than 2 (embedders give norm 1).
+    Raises ValueError for an empty synthetic set and for shapes that do not match.
     """
     if private_MD.ndim != 2 or synthetic_ND.ndim != 2:
         raise ValueError("embeddings have two dimensions: rows and vector components")
@@ -102,20 +103,24 @@ def count_votes(
         )
     if not len(synthetic_ND):
         raise ValueError("there is no synthetic text to vote for")
-    search = _NearestText(synthetic_ND)
     counts_N = np.zeros(len(synthetic_ND), dtype=np.int64)
+    synthetic_ND, is_text_N = _on_grid(synthetic_ND)
+    if not is_text_N.any():
+        return counts_N
+    search, place_U = _NearestText(synthetic_ND[is_text_N]), np.flatnonzero(is_text_N)
     rows = max(1, CELLS // len(synthetic_ND))
     for start in range(0, len(private_MD), rows):
-        nearest_B = search.nearest(private_MD[start : start + rows])
+        private_BD, is_text_B = _on_grid(private_MD[start : start + rows])
+        nearest_B = place_U[search.nearest(private_BD[is_text_B])]
         counts_N += np.bincount(nearest_B, minlength=len(counts_N))
     return counts_N
 
 
 class _NearestText:
-    """Finds exact nearest neighbours among the U distinct synthetic texts, lowest index first."""
+    """Finds exact nearest neighbours among the U distinct synthetic texts, lowest index first. All
+    rows are on the grid."""
 
-    def __init__(self, synthetic_ND: npt.NDArray[np.float32]) -> None:
-        rows_ND = _on_grid(synthetic_ND, "synthetic")
+    def __init__(self, rows_ND: npt.NDArray[np.float32]) -> None:
         # One row for each distinct text: duplicates would make every vote for them a near-tie.
         _, first = np.unique(rows_ND, axis=0, return_index=True)
         self.index_U = np.sort(first)
@@ -125,9 +130,8 @@ class _NearestText:
         self.rounded_squares_U = (self.squares_U / GRID**2).astype(np.float32)
         self.largest_norm = float(_norms(self.rows_UD).max())
 
-    def nearest(self, private_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    def nearest(self, rows_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """Return the index in the synthetic set of each row's nearest text, shape (B,)."""
-        rows_BD = _on_grid(private_BD, "private")
         if len(self.index_U) == 1:
             return np.zeros(len(rows_BD), dtype=np.int64)
         nearest_B, gap_B = self._in_float32(rows_BD)
@@ -168,14 +172,17 @@ class _NearestText:
         return nearest_B
 
 
-def _on_grid(rows_BD: npt.NDArray[np.float32], whose: str) -> npt.NDArray[np.float32]:
-    """Round to multiples of 2^-24, which float32 holds exactly for components up to 2."""
-    # Adding 0 turns -0 into 0: equal rows have equal bytes.
-    rounded_BD = np.rint(np.asarray(rows_BD, dtype=np.float32) * np.float32(GRID)) + np.float32(0)
-    rounded_BD /= np.float32(GRID)
-    if not (_norms(rounded_BD) <= MAX_NORM).all():
-        raise ValueError(f"{whose} embeddings must be finite and of norm at most {MAX_NORM:g}")
-    return np.ascontiguousarray(rounded_BD)
+def _on_grid(
+    rows_BD: npt.NDArray[np.float32],
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """Round to multiples of 2^-24, which float32 holds exactly for components up to 2. Also return
+    which rows are vectors of a text, shape (B,): of a norm above 0 and up to 2."""
+    with np.errstate(all="ignore"):  # numbers that are not finite, or not so rounded
+        # Adding 0 turns -0 into 0: equal rows have equal bytes.
+        grid_BD = np.rint(np.asarray(rows_BD, np.float32) * np.float32(GRID)) + np.float32(0)
+        grid_BD /= np.float32(GRID)
+        norms_B = _norms(grid_BD)
+        return np.ascontiguousarray(grid_BD), (norms_B > 0) & (norms_B <= MAX_NORM)
 
 
 def _norms(rows_BD: npt.NDArray[np.float32]) -> Array:

@@ -109,6 +109,11 @@ class Plan(ABC):
         """Return the function that loads the run's model; it can be sent to an actor."""
         return partial(build, with_absolute_model(self.config.engine), **options)
 
+    def check_embedder(self) -> None:
+        """Load and try `embedder.model` if the run uses it. Called before the charge. Raises
+        InputError that says why it cannot be used."""
+        return  # most methods use none
+
     def summary(self) -> dict[str, Any]:
         """Return the object that `dpray plan --json` prints."""
         config = self.config

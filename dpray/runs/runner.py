@@ -103,6 +103,7 @@ class Run:
             self._choose_gpus()
         engine = None
         if not is_charged:
+            self.plan.check_embedder()
             load = self.plan.loader(self.build)
             engine = check_loads(self.plan.config, load, self.on_progress)
         with ExitStack() as on_refusal:

@@ -172,8 +172,8 @@ class PerExampleLoss(nn.Module):
         share has no per-example gradient.
 
         Padding counts on, up to the last position that a text of this shape may have. So the
-        largest one follows from the shape alone: LongRoPE and dynamic scaling, as transformers
-        computes them, choose the angles of all rows by it. Padding may exceed the model's
+        largest one follows from the shape alone: LongRoPE, as transformers computes it, chooses the
+        angles of all rows by it. Padding may exceed the model's
         positions, and then stays at its last one.
         """
         T = mask_BT.shape[1]
@@ -193,13 +193,15 @@ class PerExampleLoss(nn.Module):
         norm. The caller makes its backward pass within the block.
 
         Claim: each example's part of that gradient has a norm of at most `scale * C`. In one pass
-        it is made of the numbers that its norm was made of (`squared_norms`). In two, the second
-        pass may round otherwise than the first: it clips to a little less than C, and measures what
-        it adds. Raises DprayError, and the step is not made, if that is longer than C.
+        it is made of the numbers that its norm was made of (`squared_norms`). In two, the pass that
+        adds may round otherwise than the one before: it clips to a little less than C, and is
+        rehearsed. An example that would add more than C then counts for nothing. What is added is
+        measured once more: DprayError, and the step is not made, if a device computes the same
+        thing in two ways.
         Proof: docs/privacy.md, section 5.2.
 
-        An example whose loss or norm is not finite has weight 0. `forward` runs this module in a
-        training engine.
+        An example whose loss or norm is not finite has weight 0: a rule on that example, of which
+        no number reaches the others. `forward` runs this module in a training engine.
         """
         run: Forward = self if forward is None else forward
         norms_B, recorded = self.norms(batch, run)
@@ -209,14 +211,23 @@ class PerExampleLoss(nn.Module):
         del recorded
         weight_B = _weights(norms_B, clip_norm / (1.0 + PASS_ROUNDING[self.precision]))
         batch = batch.with_dummies(weight_B == 0)
-        with self.ghost.recording() as added:
+
+        def weighted_losses() -> torch.Tensor:
             losses_B = run(batch.ids, batch.mask, batch.labels)
-            added.losses, self.own_losses_B = losses_B.detach(), None
-            yield scale * (weight_B * losses_B).sum()
+            self.own_losses_B = None
+            return scale * (weight_B * losses_B)
+
+        too_long_B = ~(self.ghost.record(weighted_losses).norms() <= scale * clip_norm)
+        weight_B = weight_B.masked_fill(too_long_B, 0.0)
+        batch = batch.with_dummies(too_long_B)
+        with self.ghost.recording() as added:
+            losses_B = weighted_losses()
+            added.losses = losses_B.detach()
+            yield losses_B.sum()
         if not (added.norms() <= scale * clip_norm).all():
             raise DprayError(
-                "a clipped gradient was longer than method.clip_norm: the two backward passes "
-                "rounded too differently; the step was not made"
+                "a clipped gradient was longer than method.clip_norm: the device computed the same "
+                "gradients in two ways; the step was not made"
             )
 
     def norms(self, batch: MicroBatch, forward: Forward) -> tuple[torch.Tensor, Recorded]:

@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from dpray.engines.float32 import without_tf32
+from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import resolve_model
 from dpray.engines.quantised import refuse_shared_scales
 from dpray.engines.silence import silence_models
@@ -66,9 +67,11 @@ def load_loss(
     whole and on the CPU, unless `loading`, which is entered meanwhile, makes partitions of it.
 
     Raises NoNormRule if a trainable layer has no rule for the norms of its gradients, InputError
-    if weights are not finite, or if rows depend on each other by what they are quantised with.
+    if weights are not finite, or if rows depend on each other by what they are quantised with or by
+    a state that the model keeps.
     """
     refuse_shared_scales(resolve_model(folder))
+    refuse_kept_state(resolve_model(folder))
     without_tf32()  # the clipped sums are bounded for float32 products (docs/privacy.md, 5.2)
     with loading:
         model = _load(folder, "float32")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine, EngineError, LoadFailed
+from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import absolute_model, resolve_model
 from dpray.extras import require
 from dpray.types import DprayError, InputError
@@ -48,7 +49,8 @@ def build_engine(
     has the rows of a group of usual size and the tokens of each.
 
     Raises InputError for a model folder that does not exist, and for a model whose rows depend on
-    each other by what they are quantised with; EngineError if the model cannot be loaded.
+    each other, by what they are quantised with or by a state that it keeps; EngineError if the
+    model cannot be loaded.
     """
     # Imported late: a backend's library takes seconds, and may not be installed.
     if config.kind == "openai":
@@ -62,6 +64,8 @@ def build_engine(
         from dpray.engines.quantised import refuse_shared_scales
 
         refuse_shared_scales(model)
+        if config.kind == "transformers":  # vLLM computes the angles once, when it loads
+            refuse_kept_state(model)
     if config.kind == "vllm":
         from dpray.engines.vllm import VllmEngine
 

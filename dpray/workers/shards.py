@@ -20,9 +20,12 @@ import pyarrow as pa
 import ray
 
 from dpray.config.config import Config
+from dpray.engines.base import EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.engines.kept_state import stateless_pair
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.votes import VoteHistogram, count_votes
+from dpray.types import InputError
 from dpray.workers.cluster import never_repeated, own_errors
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.failures import without_words
@@ -139,10 +142,17 @@ def _get(references: list[Any]) -> list[Any]:
 
 class Voters:
     """One shard of the private records, embedded once. Its counts are exact and private: `Vote`
-    adds the noise to the sum of all shards."""
+    adds the noise to the sum of all shards.
+
+    Claim: a record's embedding depends on that record alone, and public ones on public texts alone:
+    they come from a copy of the model that never reads a private text. Both copies were tried for a
+    state that they keep. Raises InputError or EngineError for a model that cannot be used.
+    """
 
     def __init__(self, config: Config) -> None:
-        self._embedder = SentenceTransformerEmbedder(config.embedder.model)
+        self._embedder, self._of_public = stateless_pair(
+            SentenceTransformerEmbedder, config.embedder.model
+        )
         self._parts: defaultdict[str, list[Embeddings]] = defaultdict(list)
 
     def load(self, rows: Sequence[Row]) -> None:
@@ -156,7 +166,7 @@ class Voters:
 
     def embed(self, texts: Sequence[str]) -> Embeddings:
         """Embed public texts, which may share a batch."""
-        return self._embedder.embed(texts)
+        return self._of_public.embed(texts)
 
     def count(self, candidates_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
         """Count the votes for each label's candidates by the records of that label, shape (N,)
@@ -168,6 +178,24 @@ class Voters:
             self._parts[label] = [private_MD]
             counts[label] = count_votes(private_MD, of_label_ND)
         return counts
+
+
+def check_voters(config: Config, gpus: float = 0.0) -> None:
+    """Load and try a run's embedder where its voters will run, before the charge: one that cannot
+    be used should cost nothing. Raises InputError that says why, Ray's error if the actor is
+    lost."""
+    try:
+        if not config.runtime.uses_ray:
+            Voters(config)
+            return
+        actor = never_repeated(ShardActor, config, gpus)
+        voters = actor.remote(config, Voters)
+        try:
+            _get([voters.load.remote(pa.table({}))])
+        finally:
+            ray.kill(voters)
+    except EngineError as error:
+        raise InputError(str(error)) from None
 
 
 def embedded(voters: Shards, texts: Sequence[str]) -> Embeddings:

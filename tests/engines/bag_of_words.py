@@ -11,6 +11,8 @@ import numpy as np
 class BagOfWords:
     """An embedder without a model: words hashed to 64 places."""
 
+    longest, kept = 64, ""
+
     def __init__(self, model: str) -> None:
         assert model
 

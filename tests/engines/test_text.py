@@ -36,6 +36,20 @@ def tokens(codec: TextCodec, text: str) -> int:
     return len(codec.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+@settings(max_examples=60)
+@given(text=texts, most=st.integers(1, 20))
+def test_the_first_ids_are_those_of_the_whole_text(codec: TextCodec, text: str, most: int) -> None:
+    assert codec.first_ids(text, most) == codec.ids(text)[:most]
+
+
+@pytest.mark.parametrize("part", ["x", "a ", "\ud800", "\u0300\u0316", "\u200b", "</s>"])
+def test_the_first_ids_of_any_text_take_bounded_time(codec: TextCodec, part: str) -> None:
+    text = part * (10**7 // len(part))
+    before = time.monotonic()
+    assert 0 < len(codec.first_ids(text, 16)) <= 16
+    assert time.monotonic() - before < 10
+
+
 def test_a_prompts_length_is_in_no_error(codec: TextCodec) -> None:
     with pytest.raises(EngineError, match="do not fit the context") as refused:
         codec.check_length(98_765, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -98,23 +99,38 @@ def test_what_an_engine_does_to_its_output_does_not_reach_the_norms() -> None:
     assert (loss.norms(batch, engine)[0] == loss.norms(batch, loss)[0]).all()
 
 
-def poisoned() -> PerExampleLoss:
-    """Texts with token 96 have a loss that is not finite."""
-    loss = PerExampleLoss(llama()).eval()
+def poisoned(name: str, precision: Any, value: float) -> PerExampleLoss:
+    """Texts with token 96 overflow, in the loss or only on the way back."""
+    makes = {"gpt2": lambda: gpt2(tied=False), "llama": llama, "lora": lambda: lora(llama())}
+    loss = PerExampleLoss(makes[name](), precision).eval()
     with torch.no_grad():
-        loss.model.get_input_embeddings().weight[96] = torch.inf  # type: ignore[operator]
+        loss.model.get_input_embeddings().weight[96] = value  # type: ignore[operator]
     return loss
 
 
 @pytest.mark.parametrize("two_passes", [False, True])
-def test_an_example_that_is_not_finite_counts_as_none(two_passes: bool) -> None:
-    loss = poisoned()
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "lora"])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan, 3e38, 1e25, 1e-42])
+def test_an_example_adds_at_most_c_whatever_its_numbers_are(
+    value: float, name: str, precision: Any, two_passes: bool
+) -> None:
+    """The sum of the others is what it is without the example: none of its numbers reaches them,
+    though 0 times infinity is not 0."""
+    loss = poisoned(name, precision, value)
     batch = [replace(t, ids=tuple(min(i, 95) for i in t.ids)) for t in texts(4)]
-    bad = TrainingText((5, 96, 7, 8, 9), 0)
-    without = clipped_sum(loss, batch, C, 3, two_passes)
-    for place in range(5):
-        total = clipped_sum(loss, [*batch[:place], bad, *batch[place:]], C, 3, two_passes)
-        torch.testing.assert_close(total, without, rtol=0, atol=1e-6)
+    without = clipped_sum(loss, batch, C, 5, two_passes)
+    assert torch.isfinite(without).all() and without.norm() > C
+    # In bfloat16 another number of rows has other kernels; that is not what is tried here.
+    room = 2e-5 * C if precision == "float32" else 3e-2 * C
+    for bad in (TrainingText((5, 96, 7, 8, 9), 0), TrainingText((96,), 0), TrainingText((96,), 1)):
+        alone = clipped_sum(loss, [bad], C, 5, two_passes)
+        assert float(alone.double().norm()) <= C * (1 + 1e-6)
+        if not np.isfinite(value) or len(bad.ids) == 1:
+            assert not alone.any()
+        for place in (0, 2, 4):
+            total = clipped_sum(loss, [*batch[:place], bad, *batch[place:]], C, 5, two_passes)
+            assert (total - alone - without).norm() <= room
 
 
 def test_a_loss_is_the_mean_over_the_texts_own_tokens() -> None:
@@ -213,28 +229,40 @@ def test_two_passes_stay_within_c(name: str, precision: Any, device: str) -> Non
     assert 0.96 * 0.05 < max(float(each.double().norm()) for each in sums) <= 0.05
 
 
-@pytest.mark.parametrize("longer", [1.0, 1.2])
-def test_a_second_pass_with_longer_gradients_stops_the_step(longer: float) -> None:
-    """The room for its rounding is 3 %; whatever goes beyond it is measured."""
+@pytest.mark.parametrize(
+    ("longer", "row", "stops"),
+    [
+        ((1.0, 1.0), 1, False),
+        ((1.2, 1.2), 1, False),
+        ((torch.nan, torch.nan), 1, False),
+        ((1.0, 1.2), 1, True),
+        ((1.0, torch.nan), 1, True),
+    ],
+)
+def test_an_example_whose_gradient_is_longer_in_the_second_pass_counts_for_nothing(
+    longer: tuple[float, float], row: int, stops: bool
+) -> None:
+    """The room for the rounding of a second pass is 3 %. The pass is rehearsed: no text makes it
+    raise. A device that then computes otherwise stops the step."""
     loss = PerExampleLoss(lora(llama()), "bfloat16").eval()
-    loss.two_passes = True
-    calls = []
+    batch = texts(3)
+    without = clipped_sum(loss, [batch[0], batch[2]], 0.05, 3, two_passes=True)
+    whole = clipped_sum(loss, batch, 0.05, 3, two_passes=True)
+    loss.two_passes, factors = True, iter((1.0, *longer))
 
     def engine(*inputs: torch.Tensor) -> torch.Tensor:
-        calls.append(1)
-        losses: torch.Tensor = loss(*inputs)
-        return losses * longer if len(calls) == 2 else losses
+        losses_B: torch.Tensor = loss(*inputs)
+        factor = torch.ones_like(losses_B)
+        factor[row] = next(factors)
+        return losses_B * factor
 
-    def step() -> None:
-        with loss.clipped(MicroBatch.of(texts(3)), 0.05, 0.25, forward=engine) as clipped:
-            clipped.backward()
-
-    if longer == 1.0:
-        step()
-    else:
-        with pytest.raises(DprayError, match=r"longer than method\.clip_norm"):
-            step()
-    assert len(calls) == 2
+    loss.zero_grad()
+    stopped = pytest.raises(DprayError, match="in two ways") if stops else nullcontext()
+    with stopped, loss.clipped(MicroBatch.of(batch, 3), 0.05, forward=engine) as clipped:
+        clipped.backward()
+    if not stops:
+        found = torch.cat([p.grad.reshape(-1) for p in trainable(loss.model)])  # type: ignore[union-attr]
+        assert (found - (whole if longer[0] == 1.0 else without)).norm() <= 0.02 * 0.05
 
 
 def test_the_check_of_a_bfloat16_model_is_in_float32() -> None:

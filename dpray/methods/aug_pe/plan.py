@@ -27,6 +27,8 @@ from dpray.runs.plan import (
     resolved_noise_multiplier,
     within_epsilon,
 )
+from dpray.workers.engine_pool import on_pool
+from dpray.workers.shards import check_voters
 
 ITERATIONS = (10, 8, 6, 5, 4, 3, 2, 1)
 VARIATIONS = (7, 4, 2)
@@ -54,6 +56,9 @@ class AugPePlan(Plan):
         settings = self.settings
         records = largest_remainder(settings.records, self.proportions)
         return AugPe(settings, records, self.votes)
+
+    def check_embedder(self) -> None:
+        check_voters(self.config, voters_gpus(self.config))
 
     def audit_targets(self) -> Iterator[Target]:
         """Yield one vote histogram, and those of all iterations together."""
@@ -115,6 +120,11 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
         return AugPePlan(config, proportions, settings, None, prompts, schema)
     plan = AugPePlan(config, proportions, settings, votes(z), prompts, schema)
     return within_epsilon(plan, z)
+
+
+def voters_gpus(config: Config) -> float:
+    """Return the GPUs of a voter on Ray. Engines, if there are any, get them: they work more."""
+    return 0.0 if on_pool(config) else config.runtime.gpus_per_actor or 0.0
 
 
 def prompts_of(config: Config, settings: AugPeSettings) -> VariationPrompts:

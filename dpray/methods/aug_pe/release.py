@@ -18,7 +18,7 @@ from dpray.config.config import Config
 from dpray.engines.requests import Ask
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
-from dpray.methods.aug_pe.plan import AugPePlan
+from dpray.methods.aug_pe.plan import AugPePlan, voters_gpus
 from dpray.runs.session import Release, Session
 from dpray.types import Progress
 from dpray.workers.engine_pool import on_pool
@@ -92,10 +92,8 @@ def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards, Ask]]:
     CPUs that read the records."""
     session.show("private embeddings")
     config = side_by_side(session.config)
-    # Engines, if there are any, get the GPUs, because they have more work.
-    gpus = 0.0 if on_pool(config) else config.runtime.gpus_per_actor
     with (
-        session.shards(Voters, config, gpus or 0.0) as voters,
+        session.shards(Voters, config, voters_gpus(config)) as voters,
         session.language_model(config) as ask,
     ):
         yield voters, ask

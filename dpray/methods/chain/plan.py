@@ -57,6 +57,10 @@ class ChainPlan(Plan):
         limits = [replace(limit, key=_renamed(limit.key, 1)) for limit in found.token_limits]
         return replace(found, token_limits=limits)
 
+    def check_embedder(self) -> None:
+        self.first.check_embedder()
+        self.second.check_embedder()
+
     def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
         load = self.second.loader(build)
 

@@ -13,6 +13,8 @@ from dpray.accounting.accountant import calibrate, cost
 from dpray.accounting.event import Event
 from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
+from dpray.engines.base import EngineError
+from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.forms import schema_for
 from dpray.engines.schema import Schema
 from dpray.io.public_files import read_few_shot
@@ -30,6 +32,9 @@ WORDS = 50.0
 """The signal that is enough to tell topics apart: on AG News a classifier trained on the sequences
 has an accuracy of 0.43 with 6 expected words, at eps 1, and of 0.81 with 94, at eps 4."""
 
+MOST_DIGITS = 18
+"""A longer number is no count: Python reads no number of thousands of digits."""
+
 MEANING = "words expected above the noise of the vocabulary, S ln |V| / eps"
 
 
@@ -46,6 +51,10 @@ class DpKpsPlan(Plan):
     @property
     def method_event(self) -> Event:
         return self.method.dp_event
+
+    def check_embedder(self) -> None:
+        if self.settings.estimator == "rff":
+            load_embedder(self.config)
 
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.dp_kps.audit import targets
@@ -87,6 +96,14 @@ class DpKpsPlan(Plan):
             "records": f"{settings.records:,}, {settings.sequence_length} terms each",
             "LLM calls": calls,
         }
+
+
+def load_embedder(config: Config) -> SentenceTransformerEmbedder:
+    """Load the embedder of the public terms, which reads no private text. Raises InputError."""
+    try:
+        return SentenceTransformerEmbedder(config.embedder.model)
+    except EngineError as error:
+        raise InputError(str(error)) from None
 
 
 def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
@@ -160,7 +177,7 @@ def words_found(plan: DpKpsPlan) -> int | None:
     settings, n = plan.settings, plan.config.data.public_size
     counts = list(read_counts(settings.vocabulary, settings.stop_words).values())
     known = [count for count in counts if count is not None]
-    if len(known) < len(counts):
+    if len(known) < len(counts) or not sum(known):
         return None
     total, noise = sum(known), plan.method.vocabulary.scale * math.log(len(counts))
     # A record names S terms; one that is in every record is counted once in each.
@@ -191,7 +208,8 @@ def read_counts(path: str | Path, stop_words: str = "keep") -> dict[str, int | N
                 term, count = " ".join(first.split()), rest.strip()
                 if term:
                     folded = unicodedata.normalize("NFC", term.casefold())
-                    terms.setdefault(folded, (term, int(count) if count.isdecimal() else None))
+                    known = count.isdecimal() and len(count) <= MOST_DIGITS
+                    terms.setdefault(folded, (term, int(count) if known else None))
     except OSError as error:
         reason = error.strerror or "cannot be read"
         raise InputError(f"method.vocabulary: {path}: {reason}") from None

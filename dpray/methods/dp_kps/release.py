@@ -24,7 +24,7 @@ from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
-from dpray.methods.dp_kps.plan import DpKpsPlan, read_vocabulary
+from dpray.methods.dp_kps.plan import DpKpsPlan, load_embedder, read_vocabulary
 from dpray.runs.session import Release, Session
 from dpray.workers.rows import Row
 from dpray.workers.shards import Shards
@@ -166,9 +166,7 @@ def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
     uses no vectors."""
     if session.plan.settings.estimator == "exact":
         return lambda terms: np.zeros((len(terms), 1), dtype=np.float32)
-    from dpray.engines.embedder import SentenceTransformerEmbedder
-
-    return SentenceTransformerEmbedder(session.config.embedder.model).embed
+    return load_embedder(session.config).embed
 
 
 def write_texts(

@@ -96,6 +96,9 @@ class DpKpsSettings(TextSettings):
             raise ValueError("noise: gaussian is for estimator rff")
         if self.estimator == "exact" and self.sampling == "iterative":
             raise ValueError("sampling: iterative is for estimator rff")
+        if self.sampling == "iterative" and self.bandwidth < 0.1:
+            # exp(1 / bandwidth^2) makes up for the padding of an ensemble.
+            raise ValueError("bandwidth: at least 0.1 for sampling iterative")
         if self.least_terms > self.sequence_length:
             raise ValueError("least_terms: more than sequence_length")
         return self

@@ -181,7 +181,8 @@ def one_record_each(
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Encodes records as token ids. `encode` maps a string to ids without special tokens.
+    """Encodes records as token ids. `encode` maps any string to ids that the model has embeddings
+    for, without special tokens, at least `max_length` if it has so many.
 
     Code and text are encoded apart, so that the prompt for a text is token for token the start of
     the training texts. A longer record is cut at `max_length`, a rule on that record alone; `start`

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, cycle
 
 import numpy as np
@@ -140,7 +141,8 @@ def draw_values(
 def text_encoder(engine: EngineConfig, settings: DpSgdSettings) -> TextEncoder:
     """Return the encoder with the tokenizer of the base model."""
     codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
-    return TextEncoder(codec.ids, codec.start_id, codec.eos_ids[0], settings.max_length)
+    encode = partial(codec.first_ids, most=settings.max_length)
+    return TextEncoder(encode, codec.start_id, codec.eos_ids[0], settings.max_length)
 
 
 def unit_texts(

@@ -17,6 +17,7 @@ from dpray.methods.topics.settings import TopicsSettings
 from dpray.runs.plan import Plan, resolved_noise_multiplier, within_epsilon
 from dpray.types import InputError
 from dpray.workers.rows import Row, record_rows
+from dpray.workers.shards import check_voters
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class TopicsPlan(Plan):
     def least_count(self) -> float:
         """Return the threshold H as a count of records."""
         return self.settings.threshold * self.votes.noise_std
+
+    def check_embedder(self) -> None:
+        check_voters(self.config)
 
     def audit_targets(self) -> Iterator[Target]:
         yield votes_target("topic histogram", self.votes)

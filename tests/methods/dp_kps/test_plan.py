@@ -279,6 +279,7 @@ def test_what_is_over_by_any_digit_is_refused(
     [
         ({"noise": "gaussian"}, "noise"),
         ({"sampling": "iterative"}, "sampling"),
+        ({"estimator": "rff", "sampling": "iterative", "bandwidth": 0.05}, "bandwidth"),
     ],
 )
 def test_settings_that_make_no_sense(change: dict[str, Any], key: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpray.accounting.composed_events import SelfComposed
@@ -97,6 +97,23 @@ def test_a_long_text_is_searched_no_further_than_asked() -> None:
     assert sum(1 for _ in matcher.matches(text)) == 400_000
 
 
+@settings(max_examples=30)
+@given(
+    part=st.text(st.characters(categories=["Mn", "Cs", "Cc", "Cf", "Lo", "Zs"]), max_size=3),
+    sign=st.sampled_from(["x", "x ", "\u0300\u0316", "\U0001d165\u0316", "\u200b", "\ud800", "ﷺ"]),
+    number=st.sampled_from([0, 7, 5000, 500_000]),
+)
+def test_any_text_is_searched_in_a_time_that_grows_with_its_length(
+    part: str, sign: str, number: int
+) -> None:
+    """Sorting the marks of one letter took hours. A record without terms adds 0."""
+    matcher = TermMatcher(["stock market", "stock", "e\u0301"])
+    text = f"{part} {sign * number} "
+    assert matcher.first_terms(f"{text}\u00e9 Stock\u3000MARKET", 10) == [2, 0]
+    none = matcher.first_terms(text, 10)
+    assert VocabularyHistogram(3, 10, 1.0).count([none]).tolist() == [0, 0, 0]
+
+
 def test_pickles_as_its_terms() -> None:
     matcher = TermMatcher(["one", "two words"])
     again = pickle.loads(pickle.dumps(matcher))
@@ -174,9 +191,14 @@ def test_ties_are_broken_at_random() -> None:
             ["Straße", "b", "e\u0301t\u00e9"],
         ),
         (b"The\nof mice\nof\nmouse\n", ["The", "of mice", "of", "mouse"]),
+        (
+            b"x\t" + b"9" * 5000 + "\n\x00\t1\n​\ne\u0301\t-1\n".encode() + b"y" * 10**6,
+            ["x", "\x00", "​", "e\u0301", "y" * 10**6],
+        ),
     ],
-    ids=["one a line, in order", "the first column", "equal but for case", "stop words are kept"],
-)
+    ids=["one a line, in order", "the first column", "equal but for case", "stop words are kept",
+         "odd terms and counts"],
+)  # fmt: skip
 def test_a_file_of_terms(tmp_path: Path, data: bytes, terms: list[str]) -> None:
     path = tmp_path / "terms.txt"
     path.write_bytes(data)
