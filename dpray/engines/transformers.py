@@ -194,6 +194,13 @@ class AllowedTokens(LogitsProcessor):
         return scores.masked_fill(forbidden.to(scores.device), -math.inf)
 
 
+class Drawable(LogitsProcessor):
+    """Makes logits drawable that a model overflowed at: no token of a text can end a run."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.nan_to_num(nan=0.0, posinf=1e4, neginf=-math.inf)
+
+
 class TransformersEngine(TextCodec):
     """An `Engine` that runs an `AutoModelForCausalLM`.
 
@@ -309,7 +316,7 @@ class TransformersEngine(TextCodec):
                 max_new_tokens=sampling.max_tokens,
                 eos_token_id=list(self.eos_ids),
                 pad_token_id=self.eos_ids[0],
-                logits_processor=self._allowed_tokens(sampling, len(prompts)),
+                logits_processor=self._processors(sampling, len(prompts)),
                 **options,
             )
         new_ids = output[:, ids.shape[1] :].tolist()
@@ -318,11 +325,12 @@ class TransformersEngine(TextCodec):
             for prompt, row, each in zip(prompts, new_ids, samplings, strict=True)
         ]
 
-    def _allowed_tokens(self, sampling: Sampling, rows: int) -> LogitsProcessorList:
-        if sampling.schema is None:
-            return LogitsProcessorList()
-        masks = [self.mask(sampling.schema, sampling.max_tokens) for _ in range(rows)]
-        return LogitsProcessorList([AllowedTokens(masks)])
+    def _processors(self, sampling: Sampling, rows: int) -> LogitsProcessorList:
+        processors: list[LogitsProcessor] = [Drawable()]
+        if sampling.schema is not None:
+            masks = [self.mask(sampling.schema, sampling.max_tokens) for _ in range(rows)]
+            processors.append(AllowedTokens(masks))
+        return LogitsProcessorList(processors)
 
     def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
         try:
