@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -35,6 +36,9 @@ CHARACTERS = 32
 
 DEVICE_FAILED = (OutOfMemory.__name__, DeviceLost.__name__, "AcceleratorError")
 """The names of failures that say nothing of a text: texts have a public bound on their length."""
+
+PANIC = "PanicException"
+"""A tokenizer that panics, in Rust, raises this class, which is no Exception."""
 
 
 def locate_embedder(model: str) -> str:
@@ -82,29 +86,27 @@ class SentenceTransformerEmbedder:
         self.kept = ", ".join(
             sorted({kept_by(config) for config in _configurations(self._model)} - {""})
         )
-        self._encode_as_text(self._model[0])
+        for part in self._model.modules():
+            self._encode_as_text(part)
 
-    def _encode_as_text(self, first: Any) -> None:
-        """Bound the tokens of a text, and make ordinary characters of special tokens' names."""
-        import torch
-
-        tokenizer: Any = getattr(first, "tokenizer", None)
+    def _encode_as_text(self, part: Any) -> None:
+        """Bound the tokens of a text, make ordinary characters of special tokens' names, and give
+        ids without an embedding the unknown token's: in a part of the model that reads texts."""
+        tokenizer: Any = getattr(part, "tokenizer", None)
         if hasattr(tokenizer, "model_max_length"):
             tokenizer.model_max_length = self.longest
             # A chat template writes its own special tokens around a text.
             tokenizer.split_special_tokens = "message" not in self._model.modalities
-        if hasattr(first, "auto_model"):
-            table = first.auto_model.get_input_embeddings()
-        else:
-            table = getattr(first, "embedding", None)
-        if not isinstance(table, torch.nn.Embedding | torch.nn.EmbeddingBag):
+        table: Any = getattr(part, "embedding", None)
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            table = part.auto_model.get_input_embeddings()
+        if tokenizer is None or not hasattr(table, "num_embeddings"):
             return
         rows, unknown = table.num_embeddings, getattr(tokenizer, "unk_token_id", None)
         spare = unknown if unknown is not None and unknown < rows else 0
 
-        def with_embeddings(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            ids, *rest = inputs
-            return (ids.masked_fill(ids >= rows, spare), *rest)
+        def with_embeddings(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (inputs[0].masked_fill(inputs[0] >= rows, spare), *inputs[1:])
 
         table.register_forward_pre_hook(with_embeddings)
 
@@ -137,7 +139,9 @@ class SentenceTransformerEmbedder:
                 convert_to_numpy=True,
                 show_progress_bar=False,
             )
-        except Exception as error:  # what a text may raise has many classes
+        except BaseException as error:  # what a text may raise has many classes
+            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                raise
             if failure_name(error) in DEVICE_FAILED:
                 raise engine_error("the embedder failed", error) from None
             return None

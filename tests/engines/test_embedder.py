@@ -21,7 +21,8 @@ from dpray.engines.kept_state import kept_by, refuse_kept_state, stateless_pair
 from dpray.mechanisms.votes import count_votes
 from dpray.methods.config import parse_config
 from dpray.types import InputError
-from dpray.workers.shards import Voters
+from dpray.workers import shards
+from tests.engines.bag_of_words import BagOfWords
 from tests.engines.tiny_embedders import (
     BEYOND,
     INFINITE,
@@ -205,18 +206,32 @@ def test_names_of_tokens_are_text_and_ids_beyond_the_embedding_are_replaced(host
     ]
     for name in (BEYOND, WORD_BEYOND, "<pad>", f"the {BEYOND} patient"):
         assert np.linalg.norm(embedder.embed([name], batch_size=1)) == pytest.approx(1.0)
+    # The letters of a name are not the token in its place; a lone surrogate is a question mark.
+    for one, other in ((BEYOND, "<pad>"), (BEYOND, "</s>"), ("\ud800 a", "a")):
+        first, second = embedder.embed([one, other], batch_size=1)
+        assert not np.allclose(first, second) and first.any()
+    first, second = embedder.embed(["\ud800 a", "? a"], batch_size=1)
+    assert first.tobytes() == second.tobytes()
     (bare,) = embedder.embed([INFINITE], batch_size=1)
     assert not bare.any()
 
 
 def test_a_long_text_is_read_up_to_a_public_bound(hostile: str) -> None:
-    embedder = kept(hostile)
+    class Watched(SentenceTransformerEmbedder):
+        longest_read = 0
+
+        def _encoded(self, texts: list[str], batch_size: int) -> Any:
+            self.longest_read = max([self.longest_read, *map(len, texts)])
+            return super()._encoded(texts, batch_size)
+
+    embedder = Watched(hostile)
     most = embedder.longest * CHARACTERS
     assert embedder.longest == 128
     for sign in ("the patient ", "x", "\u0300\u0316", BEYOND):
         text = sign * (10**7 // len(sign))
         cut, whole = embedder.embed([text[:most]], 1), embedder.embed([text], 1)
         assert cut.tobytes() == whole.tobytes()
+    assert embedder.longest_read == most
 
 
 def test_an_error_of_one_text_is_no_error_of_the_others(hostile: str) -> None:
@@ -224,7 +239,7 @@ def test_an_error_of_one_text_is_no_error_of_the_others(hostile: str) -> None:
     fails says nothing of a text."""
 
     class Raises(SentenceTransformerEmbedder):
-        error: type[Exception] = ValueError
+        error: type[BaseException] = ValueError
 
         def __init__(self) -> None:
             super().__init__(hostile)
@@ -238,9 +253,14 @@ def test_an_error_of_one_text_is_no_error_of_the_others(hostile: str) -> None:
             self._model.encode = refuse
 
     embedder, texts = Raises(), ["the patient", "Marlowe", "the old bridge"]
-    for batch_size in (1, 32):
+    panic = type("PanicException", (BaseException,), {})  # a tokenizer's, in Rust
+    for error, batch_size in ((ValueError, 1), (ValueError, 32), (panic, 1), (panic, 32)):
+        embedder.error = error
         found = embedder.embed(texts, batch_size)
         assert (np.linalg.norm(found, axis=1) > 0).tolist() == [True, False, True]
+    embedder.error = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        embedder.embed(texts, 1)
     for error in (torch.OutOfMemoryError, torch.AcceleratorError):
         embedder.error = error
         with pytest.raises(Exception, match=r"^the embedder failed") as failed:
@@ -268,13 +288,23 @@ def test_a_run_with_such_an_embedder_is_refused_before_the_charge(
 
 
 def test_voters_read_public_texts_with_a_copy_that_reads_no_private_one(
-    embedders: Callable[[str], str], settings: Callable[..., Any]
+    settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = parse_config(settings(embedder={"model": embedders("bert")}))
-    public = ["the old bridge", "market shares fell on Monday"]
-    alone = Voters(config).embed(public)
-    voters = Voters(config)
-    voters.load([{"text": "cough " * 50, "label": "a"}, {"text": "\ud800", "label": "a"}])
-    assert voters.embed(public).tobytes() == alone.tobytes()
-    assert sum(voters.count({"a": alone, "b": alone})["a"]) == 2
-    assert voters._embedder is not voters._of_public
+    copies: list[Reads] = []
+
+    class Reads(BagOfWords):
+        def __init__(self, model: str) -> None:
+            super().__init__(model)
+            self.read: set[str] = set()
+            copies.append(self)
+
+        def embed(self, texts: Any, batch_size: int = 32) -> np.ndarray:
+            self.read |= set(texts)
+            return super().embed(texts, batch_size)
+
+    monkeypatch.setattr(shards, "SentenceTransformerEmbedder", Reads)
+    voters = shards.Voters(parse_config(settings()))
+    voters.load([{"text": "a private text", "label": "a"}])
+    assert voters.count({"a": voters.embed(["a public text"])})["a"].tolist() == [1]
+    private, public = (copy.read for copy in copies)
+    assert "a private text" in private - public and "a public text" in public - private

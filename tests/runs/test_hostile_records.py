@@ -1,4 +1,4 @@
-"""Runs with and without hostile records: the same end, the same charge, the same counts."""
+"""Runs with and without hostile records, by an embedder that has no vector for some of them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ from tests.engines.tiny_embedders import (
     BEYOND,
     INFINITE,
     WORD_BEYOND,
-    add_tokens,
     make_hostile,
 )
-from tests.engines.tiny_model import make_model, make_tokenizer
 from tests.workers.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,15 +47,6 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_hostile(tmp_path_factory.mktemp("embedders") / "hostile"))
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A language model without embeddings for the last two tokens of its tokenizer."""
-    folder = tmp_path_factory.mktemp("models") / "hostile"
-    make_model(folder, vocabulary=len(make_tokenizer(512)))
-    add_tokens(folder)
-    return str(folder)
-
-
 METHODS: dict[str, dict[str, Any]] = {
     "aug_pe": {
         "name": "aug_pe", "records": 4, "iterations": 2, "variations": 2, "max_tokens": 6,
@@ -69,21 +58,16 @@ METHODS: dict[str, dict[str, Any]] = {
             {"name": "aug_pe", "records": 4, "iterations": 1, "variations": 1, "max_tokens": 6},
         ]
     },
-    "dp_kps": {"name": "dp_kps", "vocabulary_size": 7, "sequence_length": 3, "records": 8},
-    "dp_kps, rff": {
+    "dp_kps": {
         "name": "dp_kps", "vocabulary_size": 7, "sequence_length": 3, "records": 8,
         "estimator": "rff", "features": 20, "sampling": "iterative",
-    },
-    "dp_sgd": {
-        "name": "dp_sgd", "epochs": 2.0, "batch_size": 60, "max_length": 16, "records": 3,
-        "noise_multiplier": 1.0, "learning_rate": 0.01,
     },
 }  # fmt: skip
 
 
 @pytest.fixture
 def world(
-    settings: Callable[..., dict[str, Any]], tmp_path: Path, embedder: str, base: str
+    settings: Callable[..., dict[str, Any]], tmp_path: Path, embedder: str
 ) -> Callable[..., Config]:
     """The configuration of a method on the records of `settings` and more."""
     records = Path(settings()["data"]["path"]).read_text()
@@ -106,13 +90,13 @@ def world(
             if part["name"] in files:
                 key, file = files[part["name"]]
                 part[key] = str(tmp_path / file)
-        tree = settings(privacy__ledger=f"sqlite:///{folder}/ledger.db", engine__model=base)
+        tree = settings(privacy__ledger=f"sqlite:///{folder}/ledger.db")
         tree["data"] |= {"path": str(folder / "data.jsonl")}
         tree["output"] = {"path": str(folder / "out")}
         tree["embedder"] = {"model": embedder}
         del tree["method"]
         tree |= method if "methods" in method else {"method": method}
-        if name.startswith("dp_kps"):
+        if name == "dp_kps":
             tree["engine"] = {"kind": "none"}
         return parse_config(tree)
 
@@ -120,9 +104,8 @@ def world(
 
 
 def outcome(config: Config, engine: Any) -> dict[str, Any]:
-    """Run it; return all that its release may depend on, but the texts."""
-    build = {} if "dp_sgd" in config.method_names else {"build": lambda section: Kept(engine)}
-    report = methods.run(config, **build)
+    """Run it; return what it shows apart from its draws."""
+    report = methods.run(config, build=lambda *_, **__: Kept(engine))
     ledger = Ledger.open(config.privacy.ledger)
     key = report["ledger"]["reservation"]
     counts = ledger.counts(key)
@@ -131,10 +114,8 @@ def outcome(config: Config, engine: Any) -> dict[str, Any]:
     shown = {
         name: report[name] for name in ("epsilon", "mechanisms", "llm_calls") if name in report
     }
-    labels = [record["label"] for record in lines(config)]
-    # The tuned model may write an empty text, which is left out.
-    kept = len(labels) > 0 if "dp_sgd" in config.method_names else sorted(map(str, labels))
-    return shown | {"counts": counts, "units": units, "labels": kept}
+    labels = sorted(record["label"] for record in lines(config))
+    return shown | {"counts": counts, "units": units, "labels": labels}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -150,7 +131,7 @@ def test_a_hostile_record_leaves_the_sums_of_others_as_they_are(
     kind: str, world: Callable[..., Config]
 ) -> None:
     """The exact sums, before any noise: votes, counts of terms, densities."""
-    config = world("dp_kps, rff", [])
+    config = world("dp_kps", [])
     rows = [{"text": f"the patient came word{i} word{i % 3}", "label": "a"} for i in range(9)]
     hostile = {"text": HOSTILE[kind], "label": "a"}
     terms = [f"word{i}" for i in range(20)]
