@@ -237,7 +237,7 @@ def test_a_model_whose_rows_move_with_a_long_one_decodes_nothing(decoder: Decode
             self.is_closed = True
 
     engine = Padded()
-    with pytest.raises(InputError, match=r"moved by up to 1.0e\+00 .* rounding in float32"):
+    with pytest.raises(InputError, match=r"moved by up to 1.0e\+00 .* in float32: all rows"):
         decoder(Book(), engine)
     assert engine.is_closed
 
