@@ -118,4 +118,4 @@ def _what_stopped(error: Exception) -> str:
         return f"the run stopped: {error}"
     worker = cluster.find_error(error, WorkerError)
     # Ray Data adds lines of its own to the name.
-    return f"the run stopped: {first_line(worker) if worker else type(error).__name__}"
+    return f"the run stopped: {first_line(worker) if worker else cluster.class_name(error)}"

@@ -4,7 +4,7 @@
 synthetic.jsonl, privacy_report.json, privacy_report.html, run.json     may be released
 table.jsonl, table.parquet                         may be released, where a record is a table's row
 private/                                           never, and its owner alone can open it
-  lock, staging/ (not yet committed), parts/ (committed)
+  lock, staging/ (not yet committed), parts/ (committed), room (on the disk, for what is drawn)
 ```
 A part is the output of some batches by one attempt (`*.jsonl`), or of one mechanism (`*.json`). It
 is written and flushed to disk in `staging`, then the ledger commits its batches, then it moves to
