@@ -223,7 +223,8 @@ class LockstepProcessor(LogitsProcessor):
             for _ in group.indices
         ]
         # The rows are decoded greedily. Any number may stand in a row, so all of it is overwritten.
-        all_logits.index_fill_(0, self._rows, -torch.inf)
+        rows = slice(None) if len(self._rows) == len(logits) else self._rows  # in half the time
+        all_logits[rows] = -torch.inf
         all_logits[self._rows, torch.tensor(forced, device=self.device)] = 0.0
         return all_logits
 
