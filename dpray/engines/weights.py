@@ -92,15 +92,15 @@ def with_all_weights(
     if faults := [
         words + _some(names)
         for names, words in (
-            (missing, "lacks, and which would be random: "),
-            (reshaped, "holds in another shape than its configuration says: "),
-            (unknown, "holds and its configuration has no place for: "),
+            (missing, "lacks weights, which would be random: "),
+            (reshaped, "holds weights in another shape than its configuration says: "),
+            (unknown, "holds weights that its configuration has no place for: "),
         )
         if names
     ]:
         raise InputError(
-            f"{key}: weights that {folder} {'; that it '.join(faults)}; save the model again "
-            "under its own names, whole, with its adapters merged"
+            f"{key}: {folder} {'; it '.join(faults)}; save the model again under its own names, "
+            "whole, with its adapters merged"
         )
     return model
 

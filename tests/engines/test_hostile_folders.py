@@ -51,7 +51,9 @@ WEIGHTS = {
 
 
 def refused(load: Any, folder: Path) -> None:
-    why = r"cannot (load|read) ?.*\(\w+\)$|holds in another shape than its configuration says"
+    why = (
+        r"cannot (load|read) ?.*\(\w+\)$|holds weights in another shape than its configuration says"
+    )
     with pytest.raises((EngineError, InputError), match=why) as error:
         load(str(folder))
     assert str(error.value).isprintable() and len(str(error.value)) < 500

@@ -18,6 +18,7 @@ from dpray.engines.schema import Form, read_schema
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.types import Budget, InputError
+from tests.engines.bag_of_words import BagOfWords
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ PARTS = "{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor 
 CONSTANT, RAISES, CUT_OFF = "Write.", "{{ raise_exception('Marlowe') }}", "{% if messages %}"
 LEFT_OUT = r"^engine\.model: the chat template of .* leaves the text of a prompt out"
 UNUSABLE = r"^engine\.model: the chat template of .* cannot be used"
-MISSING = r"^engine\.model: weights that .* lacks, .*layers\.1\."
+MISSING = r"^engine\.model: .* lacks weights, .*layers\.1\."
 
 TEXTS: dict[str, Any] = {"method": {"name": "aug_pe", "records": 4, "iterations": 1}}
 TUNED: dict[str, Any] = {
@@ -75,7 +76,7 @@ def test_a_model_that_would_make_the_run_worthless_costs_nothing(
         (tmp_path / "words.txt").write_text("cough\nfever\nbridge\nmarket\n")
         vocabulary = {"vocabulary": str(tmp_path / "words.txt"), "sequence_length": 2}
         changes = {"method": changes["method"] | vocabulary}
-    monkeypatch.setattr("dpray.workers.shards.SentenceTransformerEmbedder", lambda model: None)
+    monkeypatch.setattr("dpray.workers.shards.SentenceTransformerEmbedder", BagOfWords)
     broken(folder)
     config = parse_config(settings(**changes, engine__model=str(folder)))
     with closing(Ledger.create_or_open(config.privacy.ledger)) as ledger:
