@@ -71,11 +71,12 @@ def run(
 
     with telling_charge(config):
         _check_chosen(config)
+        is_here = is_local(config)
         for name in sorted(config.method_names):
             require(f"method {name}", *NEEDS.get(name, ()))
         list_files(config.data.path)
         # Another `build` may not need this model.
-        if build is build_engine and is_local(config) and config.engine.is_local:
+        if build is build_engine and is_here and config.engine.is_local:
             on_progress(Progress("finding the model"))
             resolve_model(config.engine.model)
         on_progress(Progress("planning"))

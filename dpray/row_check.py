@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dpray.config.config import Config
 from dpray.config.sections import MethodSettings, TextSettings
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
+from dpray.engines.vllm_model import context_of
 from dpray.io.columns import column_of, label_name
 from dpray.io.files import make_private, write_durably
 from dpray.io.formats import Where, base_name
@@ -186,13 +187,36 @@ class Tally:
         return [self._limit(limit) for limit in self.plan.reads.token_limits]
 
     def _limit(self, limit: TokenLimit) -> dict[str, Any]:
-        lengths = self.tokens[limit.key]
+        lengths, room = self.tokens[limit.key], self._room(limit)
+        most = min(limit.most, room)
         return {
             "key": limit.key,
-            "most": limit.most,
-            "cut": cut(lengths, limit.most),
+            "most": most,
+            "set_by": limit.key if limit.most <= room else "the context, engine.max_model_len",
+            "cut": cut(lengths, most),
             "tokens": quantiles(lengths),
         }
+
+    def _room(self, limit: TokenLimit) -> int:
+        """Return the tokens that the context leaves for a text."""
+        if self.codec is None:
+            return limit.most
+        return context_of(self.plan.config.engine, self.codec) - limit.rest(self.codec)
+
+    def _longer(self, limit: TokenLimit) -> Iterator[tuple[str, int]]:
+        """Yield the keys with which most texts are read whole, or as far as the model's own context
+        allows."""
+        if self.codec is None:
+            return
+        rest = limit.rest(self.codec)
+        largest = self.codec.model_config.max_position_embeddings - rest
+        whole = math.ceil(_length(self.tokens[limit.key], 1 - MOST_CUT) / ROUND) * ROUND
+        if whole > largest:
+            whole = largest if largest < ROUND else largest // ROUND * ROUND
+        if whole > self._room(limit):
+            yield "engine.max_model_len", rest + whole
+        if whole > limit.most:
+            yield limit.key, whole
 
     def _proposals(self) -> list[dict[str, Any]]:
         """Return keys that the owner may want to set, each with the reason."""
@@ -205,11 +229,11 @@ class Tally:
             if sign := ONE_COLUMN.search(reason):
                 found["data.delimiter"] = sign[1], "the header is one column with it"
         for limit in self.plan.reads.token_limits:
-            lengths = self.tokens[limit.key]
-            too_long, total = cut(lengths, limit.most), lengths.total()
+            lengths, most = self.tokens[limit.key], min(limit.most, self._room(limit))
+            too_long, total = cut(lengths, most), lengths.total()
             if too_long > MOST_CUT * total:
-                value = math.ceil(_length(lengths, 1 - MOST_CUT) / ROUND) * ROUND
-                found[limit.key] = value, f"{too_long / total:.0%} are cut at {limit.most}"
+                for name, value in self._longer(limit):
+                    found[name] = value, f"{too_long / total:.0%} are cut at {most}"
         return [{"key": key, "value": value, "why": why} for key, (value, why) in found.items()]
 
 

@@ -49,6 +49,20 @@ Settings = Callable[..., dict[str, Any]]
             {"engine__base_url": "http://sk@host/v1"},
             "engine.base_url: a name or password has no place",
         ),
+        ({"engine__base_url": "localhost:8000/v1"}, "engine.base_url: no URL; it begins with http"),
+        ({"engine__base_url": "api.example.org/v1"}, "engine.base_url: no URL"),
+        ({"engine__base_url": "ftp://host/v1"}, "engine.base_url: no URL"),
+        ({"engine__base_url": "http:/host/v1"}, "engine.base_url: no URL"),
+        ({"engine__base_url": "http://"}, "engine.base_url: no URL"),
+        ({"engine__base_url": "http://host:99999"}, "engine.base_url: Port out of range"),
+        ({"engine__base_url": "http://host:here"}, "engine.base_url: Port could not be cast"),
+        ({"engine__base_url": "http://[::1/v1"}, "engine.base_url: Invalid IPv6 URL"),
+        ({"engine__base_url": "http://host/v1?a=b"}, "engine.base_url: blanks, `?` and `#`"),
+        ({"engine__base_url": "http://host /v1"}, "engine.base_url: blanks"),
+        (
+            {"engine__base_url": "http://host/v1/chat/completions"},
+            "engine.base_url: ends where the API begins",
+        ),
     ],
 )
 def test_wrong_keys_are_named_in_one_line(

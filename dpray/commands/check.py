@@ -64,11 +64,11 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
             soft_wrap=True,
         )
     for limit in found["limits"]:
-        words = f"will be cut to {limit['most']:,} tokens ({limit['key']})"
+        words = f"will be cut to {limit['most']:,} tokens ({limit['set_by']})"
         console.print(f"{limit['cut']:,} texts {words}", soft_wrap=True)
     for each in found["proposals"]:
         # A proposed length depends on private rows, and the configuration is released.
-        note = "; it depends on private rows, and is released" if "method" in each["key"] else ""
+        note = "; it depends on private rows, and is released" if "data." not in each["key"] else ""
         console.note("proposal", "yellow", f"{each['key']}={each['value']}: {each['why']}{note}")
     if found["refused"]:
         console.note("refused", "red", "these errors would end a run; nothing was charged")

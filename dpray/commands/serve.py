@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.engines.text import has_chat_template
 from dpray.extras import require
 from dpray.io.yaml_text import dump_yaml
 from dpray.serving.settings import ServeFile, load_serve_config
@@ -64,11 +65,14 @@ def _show(file: ServeFile, url: str, console: Terminal) -> None:
     key = "your key" if file.serve.auth == "keys" else "any word: no key is asked for"
     lines = [f"Serving at {url} (Ctrl-C stops it). From Python:", ""]
     lines += ["  from openai import OpenAI", f'  client = OpenAI(base_url="{url}", api_key=KEY)']
-    if file.llm_name:
-        lines.append(
-            f'  client.chat.completions.create(model="{file.llm_name}", '
-            'messages=[{"role": "user", "content": "..."}])'
-        )
+    if file.llm_name and file.engine:
+        call = 'completions.create(model="{}", prompt="...", max_tokens=64)'
+        if has_chat_template(file.engine.model):
+            call = (
+                'chat.completions.create(model="{}", '
+                'messages=[{{"role": "user", "content": "..."}}])'
+            )
+        lines.append(f"  client.{call.format(file.llm_name)}")
     if file.embedder_name:
         lines.append(
             f'  client.embeddings.create(model="{file.embedder_name}", input=["...", "..."])'

@@ -6,6 +6,7 @@ Every section is frozen, refuses unknown keys, and takes only numbers for number
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
@@ -64,6 +65,11 @@ class MethodSettings(Section):
     """The kinds of engines that the method can use."""
     can_run_without_noise: ClassVar[bool] = False
     actors_share_gpus: ClassVar[bool] = True
+    call_keys: ClassVar[frozenset[str]] = frozenset()
+    """The keys that only shape calls of a language model which reads no record, with their
+    section's name: post-processing of what was published, so they may change during a run."""
+    calls_after: ClassVar[str | None] = None
+    """The mechanism after which that is so; None: it always is."""
 
     @property
     def each(self) -> Sequence[MethodSettings]:
@@ -190,11 +196,24 @@ class EngineConfig(Section):
 
     @field_validator("base_url")
     @classmethod
-    def _no_credentials(cls, url: str | None) -> str | None:
+    def _is_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)  # a ValueError for brackets that are no address
         # A release holds its configuration.
-        if url is not None and "@" in urlsplit(url).netloc:
+        if "@" in parts.netloc:
             raise ValueError("a name or password has no place in it; give engine.api_key")
+        port = parts.port  # a ValueError for one that is no number
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise ValueError("no URL; it begins with http:// or https://, and often ends in /v1")
+        if re.search(r"\s", url) or parts.query or parts.fragment:
+            raise ValueError("blanks, `?` and `#` have no place in it")
+        if re.search("/(completions|embeddings|models)/*$", parts.path):
+            raise ValueError("ends where the API begins, often in /v1, without the path of a call")
         return url
+
+
+ENGINE_KEYS = frozenset(f"engine.{name}" for name in EngineConfig.model_fields)
 
 
 class EmbedderConfig(Section):

@@ -64,11 +64,13 @@ Samplings = Sequence[Sampling]
 
 @dataclass(frozen=True)
 class Completion:
-    """A generated text, without the stop string; its lengths are in tokens."""
+    """A generated text, without the stop string; its lengths are in tokens. An endpoint says why it
+    ended by a `finish_reason`."""
 
     text: str = field(repr=False)
     prompt_tokens: int
     completion_tokens: int
+    finish_reason: str = field(default="", compare=False)
 
 
 OnCompletion = Callable[[int, Completion], None]

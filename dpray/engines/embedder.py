@@ -58,6 +58,8 @@ class SentenceTransformerEmbedder:
     characters, an id that has no embedding stands for the unknown token. A text that the model
     cannot embed, or gives numbers that are not finite, has the vector 0.
     Proof: docs/privacy.md, section 3.1.
+
+    Raises InputError for a model whose weights are not all there, or whose inputs are no texts.
     """
 
     def __init__(self, model: str = _PACKAGED) -> None:
@@ -65,12 +67,17 @@ class SentenceTransformerEmbedder:
         folder = locate_embedder(model)
         from sentence_transformers import SentenceTransformer
 
+        from dpray.engines.weights import check_embedder
+
         silence_models()
         without_tf32()
         try:
             self._model = SentenceTransformer(
                 folder, model_kwargs={"dtype": "float32"}, trust_remote_code=False
             ).eval()
+            check_embedder(self._model, folder)
+        except InputError:
+            raise
         except Exception as error:  # damaged files raise errors of many classes
             raise LoadFailed(
                 f"embedder.model: cannot load {model} ({type(error).__name__})"

@@ -266,12 +266,12 @@ def merge(folder: Path, base: str, into: Path) -> None:
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    silence_models()
+    from dpray.engines.weights import load_whole, with_all_weights
+
     with_tokenizer = folder if (folder / "tokenizer_config.json").is_file() else base
-    loading: Any = {"dtype": "float32", "trust_remote_code": False}
     what = f"{base}, the model of the adapters in {folder}, cannot be loaded"
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(base, **loading)
+        model = load_whole(base, "float32")
         what = f"the adapters in {folder} cannot be merged into {base}"
         tokenizer: Any = AutoTokenizer.from_pretrained(with_tokenizer, trust_remote_code=False)
         # By itself PEFT would take a GPU.
@@ -283,7 +283,10 @@ def merge(folder: Path, base: str, into: Path) -> None:
         adapted.merge_and_unload().save_pretrained(into)
         tokenizer.save_pretrained(into)
         del model, adapted
-        found = some_logits(AutoModelForCausalLM.from_pretrained(into, **loading))
+        merged = with_all_weights(AutoModelForCausalLM, str(into), dtype="float32")
+        found = some_logits(merged)
+    except InputError:
+        raise
     except Exception as error:  # what PEFT raises for a hostile configuration has many classes
         if disk_is_full(error):
             raise

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dpray.engines.base import Sampling
-from dpray.types import Prompt
+from dpray.engines.base import Engine, PlainPrompt, Sampling, TextGenerator
+from dpray.types import InputError, Prompt, Resumable
+
+MOST_EMPTY = 20
+"""After so many empty answers in a row a model is not asked for more: each one costs a call."""
+
+TRIES = 3
+"""A model is asked so often for a first text before the charge."""
+
+_OPENED = r"<(think|thinking|thought|reasoning)>|\[THINK\]|◁think▷"
+_CLOSED = r"</(think|thinking|thought|reasoning)>|\[/THINK\]|◁/think▷"
+_THOUGHTS = re.compile(f"({_OPENED}).*?({_CLOSED})", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -17,6 +28,45 @@ class Request:
     request_id: str
     prompt: Prompt
     sampling: Sampling
+
+
+def try_request(engine: TextGenerator, asked: Request) -> None:
+    """Make one call as the run makes them, before its charge. A local model only has to have room
+    for it. Raises InputError and EngineError for a model that cannot be asked like this, Resumable
+    for one that writes nothing."""
+    prompt, sampling = asked.prompt, asked.sampling
+    if isinstance(engine, Engine):
+        length, context = len(engine.encode(prompt)), engine.context_length
+        if length + sampling.max_tokens > context:
+            raise InputError(
+                f"method.max_tokens: {sampling.max_tokens} and a prompt of {length} tokens are "
+                f"more than the context of the model, {context} tokens"
+            )
+        return
+    for _ in range(TRIES):
+        [answer] = engine.generate([prompt], [sampling], lambda place, done: None)
+        if written(answer.text, asked):
+            return
+    raise no_text(TRIES, answer.finish_reason)
+
+
+def no_text(answers: int, finish_reason: str) -> Resumable:
+    """Return the error for a model that writes nothing."""
+    why = f" (finish_reason {finish_reason})" if finish_reason else ""
+    return Resumable(
+        f"engine.model: {answers} empty answers in a row{why}: a larger method.max_tokens, a model "
+        "that does not think first or another method.template may help"
+    )
+
+
+def written(answer: str, asked: Request) -> str:
+    """Return the text of an answer, without the thoughts that a model writes first; "" for thoughts
+    without an end. What a schema has formed, or what begins a plain text, is no thought."""
+    if asked.sampling.schema is not None or isinstance(asked.prompt, PlainPrompt):
+        return answer
+    # Some chat templates open the thoughts, so that an answer only closes them.
+    text = re.split(_CLOSED, _THOUGHTS.sub("", answer))[-1]
+    return "" if re.search(_OPENED, text) or not text.strip() else text
 
 
 Ask = Callable[[Sequence[Request]], list[str]]

@@ -20,6 +20,7 @@ from dpray.engines.base import (
     Sampling,
     Samplings,
 )
+from dpray.engines.model_path import resolve_model
 from dpray.engines.schema import Schema
 from dpray.engines.silence import silence_models
 from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask, fitted
@@ -42,6 +43,7 @@ class TextCodec:
         from transformers import AutoConfig, AutoTokenizer
 
         silence_models()
+        self.name = model
         try:
             # By default transformers asks at the terminal whether to run a model's own code.
             self.tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
@@ -101,14 +103,31 @@ class TextCodec:
     @cached_property
     def _turn(self) -> tuple[list[str], bool]:
         """Return what the chat template puts around a text, and whether it strips the text. It
-        sees a stand-in: no private text can make it raise, or choose its branches."""
-        bare, spaced = (
-            self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-            )
-            for text in (STAND_IN, f" {STAND_IN} ")
+        sees a stand-in: no private text can make it raise, or choose its branches.
+
+        Templates of models that see pictures may take a list of parts, and leave out a plain text.
+        Raises InputError for a template that leaves both out, or that cannot be used.
+        """
+        problem = "leaves the text of a prompt out"
+        for form in (lambda text: text, lambda text: [{"type": "text", "text": text}]):
+            try:
+                bare, spaced = (
+                    self.tokenizer.apply_chat_template(
+                        [{"role": "user", "content": form(text)}],
+                        tokenize=False,
+                        add_generation_prompt=True,
+                    )
+                    for text in (STAND_IN, f" {STAND_IN} ")
+                )
+            except Exception as error:  # a template may raise anything
+                problem = f"cannot be used ({type(error).__name__})"
+                continue
+            if STAND_IN in bare and STAND_IN in spaced and f"'{STAND_IN}'}}" not in bare:
+                return bare.split(STAND_IN), f" {STAND_IN} " not in spaced
+        raise InputError(
+            f"engine.model: the chat template of {self.name} {problem}; repair it, or take a model "
+            "without one"
         )
-        return bare.split(STAND_IN), f" {STAND_IN} " not in spaced
 
     def _framed(self, text: str, frame: tuple[str, ...]) -> list[int]:
         """Return the token ids of `text` between the parts of `frame`: encoded as one string, or
@@ -286,6 +305,14 @@ class TextCodec:
     @cached_property
     def _longest_token(self) -> int:
         return max(map(len, self.tokenizer.get_vocab()))
+
+
+def has_chat_template(model: str) -> bool:
+    """Return whether a model takes messages; True if its tokenizer cannot be read here."""
+    try:
+        return TextCodec(resolve_model(model), None).tokenizer.chat_template is not None
+    except (InputError, AttributeError):  # vLLM serves models whose configuration has no context
+        return True
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:

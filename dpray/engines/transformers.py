@@ -18,12 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    DynamicCache,
-    LogitsProcessor,
-    LogitsProcessorList,
-)
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 from transformers.cache_utils import DynamicLayer
 
 from dpray.config.sections import EngineConfig
@@ -46,9 +41,10 @@ from dpray.engines.finite_rows import FiniteRows
 from dpray.engines.float32 import without_tf32
 from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
-from dpray.engines.silence import silence_models
 from dpray.engines.text import TextCodec, readable_tokens
 from dpray.engines.token_mask import TokenMask
+from dpray.engines.weights import load_whole
+from dpray.types import InputError
 
 PROMPTS_KEPT = 64
 
@@ -57,13 +53,13 @@ TokenIds = tuple[tuple[int, ...], ...]
 
 
 def load_model(folder: str, dtype: str, device: torch.device) -> Any:
-    """Load the model in evaluation mode. Raises EngineError if it cannot be loaded."""
-    silence_models()
+    """Load the model in evaluation mode. Raises InputError if its weights are not those of its
+    configuration, EngineError if it cannot be loaded."""
     without_tf32()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=False
-        )
+        loaded = load_whole(folder, dtype)
+    except InputError:
+        raise
     except Exception as error:  # damaged files raise errors of many classes
         raise EngineError(f"cannot load {folder} ({type(error).__name__})") from error
     return loaded.to(device).eval()

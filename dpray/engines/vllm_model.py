@@ -55,6 +55,13 @@ _IN_PROCESS = {
 }
 
 
+def context_of(engine: EngineConfig, codec: TextCodec) -> int:
+    """Return the tokens of a prompt and its text together that an engine takes."""
+    if engine.kind == "vllm" and engine.max_model_len is None:
+        return min(codec.context_length, DEFAULT_CONTEXT)
+    return codec.context_length
+
+
 def vllm_options(config: EngineConfig, *, on_gpu: bool, needed: int = 0) -> dict[str, Any]:
     """Return vLLM's engine arguments: "auto" is float32 on a CPU and the model's own type
     elsewhere. `needed` is the KV cache, in bytes, that a typical group takes."""
@@ -96,6 +103,10 @@ class VllmModel(TextCodec):
         model = resolve_model(config.model)
         super().__init__(model, config.max_model_len)
         vllm = _import_vllm()
+        # Imported late: plans import this module, and need no torch.
+        from dpray.engines.weights import check_weights
+
+        check_weights(model)
         invariant = private_rows and take_invariant_kernels(vllm)
         second_copy = public_alone and not invariant
         self.shares_public_pass = not second_copy
@@ -105,8 +116,7 @@ class VllmModel(TextCodec):
                 "engine.tensor_parallel_size devices without batch-invariant kernels has no room "
                 "for a public row by itself; take candidates `all` and no gate"
             )
-        if config.max_model_len is None:
-            self.context_length = min(self.context_length, DEFAULT_CONTEXT)
+        self.context_length = context_of(config, self)
         on_gpu = not vllm.platforms.current_platform.is_cpu()
         block_size = 16 if on_gpu else 32
         self.max_rows = config.max_num_seqs

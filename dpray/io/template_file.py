@@ -7,7 +7,7 @@ describes the keys that all templates may have (`parts`, `labels`, `stop`, `refu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -74,6 +74,17 @@ class Template:
         named = placeholders(self.texts[key])
         parts = [self.parts[name].then for name in named if name in self.parts]
         return any(placeholder in placeholders(text) for text in (self.texts[key], *parts))
+
+    def always_shows(self, key: str, needed: Collection[str]) -> bool:
+        """Return whether a text has one of the placeholders, whatever the values are."""
+
+        def has(text: str) -> bool:
+            return any(name in needed for name in placeholders(text))
+
+        named = [self.parts[name] for name in placeholders(self.texts[key]) if name in self.parts]
+        return has(self.texts[key]) or any(
+            has(part.then) and (part.placeholder in needed or has(part.otherwise)) for part in named
+        )
 
     def check_terms(self, *keys: str) -> None:
         """Raise InputError if one of the texts does not show the terms of a chain."""
@@ -195,8 +206,10 @@ def _check(template: Template, keys: Mapping[str, TextKey]) -> None:
     for key, text in template.texts.items():
         _check_names(template, keys[key], text, key)
         needed = keys[key].needed
-        if needed and not any(template.shows(key, each) for each in needed):
-            raise template.fault(f"has no {_in_braces(needed, ' or ')}", key)
+        if needed and not template.always_shows(key, needed):
+            sometimes = any(template.shows(key, each) for each in needed)
+            has = "does not always show" if sometimes else "has no"
+            raise template.fault(f"{has} {_in_braces(needed, ' or ')}", key)
 
 
 def _check_names(template: Template, key: TextKey, text: str, *place: str) -> None:

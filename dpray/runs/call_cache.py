@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpray.engines.base import Completion, TextGenerator
-from dpray.engines.requests import Request
+from dpray.engines.requests import MOST_EMPTY, Request, no_text, written
 from dpray.io.files import owners_only
 from dpray.types import DprayError, valid_unicode
 
@@ -53,14 +53,31 @@ class CallCache:
         except (ValueError, TypeError):
             raise DprayError(f"{path}: the file holds no calls of a language model") from None
         self.calls = {call.request: call for call in calls}
+        self._empty: list[Call] = []
 
-    def put(self, call: Call) -> None:
-        """Keep a finished call; one that is there already stays as it is."""
+    def put(self, call: Call, finish_reason: str = "") -> None:
+        """Keep a finished call; one that is there already stays as it is.
+
+        Calls with empty texts are in no file before a text follows them, so that a command that
+        goes on makes them again. Raises Resumable if too many come in a row.
+        """
         with self._lock:
-            if call.request not in self.calls:
+            if call.request in self.calls:
+                return
+            self.calls[call.request] = call
+            self._empty.append(call)
+            self._finish_reason = finish_reason
+            if call.text:
                 with open(self._path, "ab") as file:
-                    file.write(json.dumps(call).encode() + b"\n")
-                self.calls[call.request] = call
+                    file.writelines(json.dumps(each).encode() + b"\n" for each in self._empty)
+                self._empty.clear()
+            elif len(self._empty) >= MOST_EMPTY:
+                raise no_text(len(self._empty), finish_reason)
+
+    def check_texts(self) -> None:
+        """Raise Resumable if there are calls, and no text."""
+        if self._empty and len(self._empty) == len(self.calls):
+            raise no_text(len(self._empty), self._finish_reason)
 
     def totals(self) -> dict[str, int]:
         """Return the run's `calls` so far and their `prompt_tokens` and `completion_tokens`; an
@@ -85,7 +102,8 @@ def ask_cached(
 
     `on_completion` is called once for each request when its text is there, for cached ones at once.
     Texts come from the cache alone, so a resumed run sees the very texts that the first one saw.
-    Raises the errors of the engine and the cache, and ValueError for an id that occurs twice.
+    Raises the errors of the engine and of `CallCache.put`, and ValueError for an id that occurs
+    twice.
     """
     if len({request.request_id for request in requests}) != len(requests):
         raise ValueError("two requests have the same id")
@@ -95,12 +113,13 @@ def ask_cached(
         on_completion()
 
     def keep(place: int, done: Completion) -> None:
+        text = valid_unicode(written(done.text, asked[place]))
         tokens = (done.prompt_tokens, done.completion_tokens)
-        cache.put(Call(names[missing[place]], valid_unicode(done.text), *tokens))
+        cache.put(Call(names[missing[place]], text, *tokens), done.finish_reason)
         on_completion()
 
-    if missing:
-        asked = [requests[i] for i in missing]
+    asked = [requests[i] for i in missing]
+    if asked:
         engine.generate([each.prompt for each in asked], [each.sampling for each in asked], keep)
     return [cache.calls[name].text for name in names]
 

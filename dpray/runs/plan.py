@@ -36,10 +36,12 @@ P = TypeVar("P", bound="Plan")
 @dataclass(frozen=True)
 class TokenLimit:
     """The most tokens of a private text that a method reads; a longer text is cut. `key` sets it,
-    and `tokens` counts a row's tokens by the model's tokenizer."""
+    and `tokens` counts a row's tokens by the model's tokenizer. The context may leave less: it also
+    has the tokens of `rest`."""
 
     key: str
     most: int
+    rest: Callable[[TextCodec], int]
     tokens: Callable[[TextCodec, Row], int] = lambda codec, row: len(codec.ids(row["text"]))
 
 
@@ -113,6 +115,21 @@ class Plan(ABC):
         """Load and try `embedder.model` if the run uses it. Called before the charge. Raises
         InputError that says why it cannot be used."""
         return  # most methods use none
+
+    def load_and_try(self, build: Callable[..., Engine]) -> Any:
+        """Load the run's model and try it. Raises what these two raise."""
+        engine = self.loader(build)()
+        try:
+            self.try_engine(engine)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def try_engine(self, engine: Engine) -> None:
+        """Make sure by public texts, before the charge, that the run's prompts reach the model.
+        Raises InputError, EngineError and Resumable."""
+        return  # DP-SGD has no prompts
 
     def summary(self) -> dict[str, Any]:
         """Return the object that `dpray plan --json` prints."""

@@ -98,6 +98,12 @@ def privacy_report(
         },
         "versions": run["versions"],
     }
+    if changed := run.get("changed"):
+        report["sampling"]["changed_during_the_run"] = (
+            f"{', '.join(changed)}: they shape only what is written from published outputs"
+        )
+    if own := sorted(session.left_out & {"temperature", "top_p"}):
+        report["sampling"]["not_sent"] = f"{', '.join(own)}: the endpoint's model takes its own"
     if not config.not_private:
         report["ledger"] = _ledger_account(session, run.get("made_ledger", False))
     report |= of_method

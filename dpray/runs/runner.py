@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
@@ -48,11 +49,12 @@ from dpray.workers.rows import check_first_records
 
 DATA_FINGERPRINT = "data.sha256"
 
-CONNECTION_KEYS = {
-    "base_url", "max_in_flight", "attempts", "timeout", "max_num_seqs", "max_num_batched_tokens",
-    "gpu_memory_utilization", "gpu_memory_gib", "kv_cache_gib",
-}  # fmt: skip
-"""The keys of `engine` by which the model is reached and fed: they shape no text."""
+CONNECTION_KEYS = frozenset({
+    "engine.base_url", "engine.max_in_flight", "engine.attempts", "engine.timeout",
+    "engine.max_num_seqs", "engine.max_num_batched_tokens", "engine.gpu_memory_utilization",
+    "engine.gpu_memory_gib", "engine.kv_cache_gib",
+})  # fmt: skip
+"""The keys by which the model is reached and fed: they shape no text."""
 
 
 class Run:
@@ -104,7 +106,7 @@ class Run:
         engine = None
         if not is_charged:
             self.plan.check_embedder()
-            load = self.plan.loader(self.build)
+            load = partial(self.plan.load_and_try, self.build)
             engine = check_loads(self.plan.config, load, self.on_progress)
         with ExitStack() as on_refusal:
             if engine is not None:
@@ -176,8 +178,8 @@ class Run:
 
     def _check_same_configuration(self, has_begun: bool) -> None:
         """Check that nothing that shapes the output has changed since a mechanism began, in the
-        configuration and in the public files that it names. `runtime` may change, and the way to
-        reach the model."""
+        configuration and in the public files that it names. `runtime` may change, the way to reach
+        the model, and what shapes only its calls."""
         before, now = self.config_before, self._shaping()
         if before is None:
             if has_begun and self.run["state"] != "finished":
@@ -187,16 +189,38 @@ class Run:
                     "folder"
                 )
             return
-        changed = changed_files(self.run.get("config", {}), public_config(now))
-        if not changed and without_connection(before) == without_connection(now):
+        files = changed_files(self.run.get("config", {}), public_config(now))
+        # As `changed_keys` calls the keys of a chain's second method.
+        files = [key.replace("methods.1.", "method.") for key in files]
+        keys = {*changed_keys(before, now), *files} - CONNECTION_KEYS
+        if not keys:
             return
         if has_begun:
-            what = f"other files of {', '.join(changed)}" if changed else "another configuration"
-            raise InputError(
-                f"output.path: {self.plan.config.output.path} holds a run that began with {what}"
-            )
+            if fixed := sorted(keys - self._call_keys()):
+                others = [key for key in fixed if key in files]
+                what = f"other files of {', '.join(others)}" if others else "another configuration"
+                raise InputError(
+                    f"output.path: {self.plan.config.output.path} holds a run that began with "
+                    f"{what} (other now: {', '.join(fixed)})"
+                )
+            self.run["changed"] = sorted({*self.run.get("changed", []), *keys})
+            # The other keys keep the digests that the run began with.
+            public = _sections(public_config(now))
+            kept = _sections(self.run.setdefault("config", public_config(before)))
+            for section, _, name in (key.partition(".") for key in keys):
+                kept[section][name] = public[section].get(name)
         # The cached texts are of another model, or of the same one with other settings.
-        (self.folder.private / CALLS).unlink(missing_ok=True)
+        for calls in self.folder.private.glob(f"*{CALLS}"):
+            calls.unlink()
+
+    def _call_keys(self) -> frozenset[str]:
+        """Return the keys that may change although a mechanism has begun, because all that they
+        shape is post-processing."""
+        method = self.plan.config.method.each[-1]
+        after = method.calls_after
+        if after is not None and not any(self.folder.parts.glob(f"*{after}.json")):
+            return frozenset()
+        return frozenset() if self.run["state"] == "finished" else method.call_keys
 
     def _check_same_data(self, has_begun: bool) -> list[bytes]:
         """Return the digests of the data's files. Once a mechanism began, the records may not
@@ -418,7 +442,22 @@ def _digests(value: Any, key: str = "") -> dict[str, list[str]]:
     }
 
 
-def without_connection(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration without the keys by which the model is reached."""
-    engine = {key: value for key, value in config["engine"].items() if key not in CONNECTION_KEYS}
-    return config | {"engine": engine}
+def changed_keys(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
+    """Return the keys of `engine` and `method`, for a chain those of its second method, that have
+    other values in two configurations, and the names of other sections that differ."""
+    old, new = _flat(before), _flat(now)
+    return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    sections = _sections(config)
+    others = {name: value for name, value in config.items() if name not in sections}
+    first = config["method"].get("methods", [])[:-1]
+    keys = {f"{name}.{key}": value for name in sections for key, value in sections[name].items()}
+    return others | {"methods.0": first} | keys
+
+
+def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the sections whose keys may change one by one."""
+    method = config["method"]
+    return {"engine": config["engine"], "method": method.get("methods", [method])[-1]}

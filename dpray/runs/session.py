@@ -90,6 +90,8 @@ class Session(Generic[P]):
     """Set on an error that ends the run: how to continue, and the cost."""
     charged: float | None = None
     """The epsilon that was charged, if it is not the plan's."""
+    left_out: set[str] = field(default_factory=set)
+    """The parameters that an endpoint's model did not know."""
     _activity: str = field(default="", init=False)
 
     @property
@@ -167,7 +169,7 @@ class Session(Generic[P]):
         charge, and units, files, calls and public randomness of its own, which its name sets
         apart."""
         engine = None
-        if plan.config.engine.is_local:
+        if plan.config.engine.kind != "none":
             engine, self.engine = self.engine, None
         whole: Session[Any] = self
         return closing(
@@ -302,26 +304,26 @@ class Session(Generic[P]):
 
         A local model of a run on Ray is in actors; any other is used from this process, which is
         all that an endpoint needs. Finished texts are cached, so that each is generated once.
-        Raises Resumable if the model fails.
+        Raises Resumable if the model fails, or writes nothing.
         """
-        engine = self._generator(config)
-
-        def ask(requests: Sequence[Request]) -> list[str]:
-            activity, done = self._activity, 0
-
-            def on_completion() -> None:
-                nonlocal done
-                done += 1
-                self._show(Progress(f"{activity}: LLM calls", done, len(requests)))
-
-            return ask_cached(engine, self._calls, requests, on_completion)
-
         try:
-            yield ask
+            with closing(self._generator(config)) as engine:
+
+                def ask(requests: Sequence[Request]) -> list[str]:
+                    activity, done = self._activity, 0
+
+                    def on_completion() -> None:
+                        nonlocal done
+                        done += 1
+                        self._show(Progress(f"{activity}: LLM calls", done, len(requests)))
+
+                    return ask_cached(engine, self._calls, requests, on_completion)
+
+                yield ask
+                self._calls.check_texts()
+                self.left_out.update(getattr(engine, "left_out", ()))
         except EngineError as error:
             raise Resumable(str(error)) from None
-        finally:
-            engine.close()
 
     def _generator(self, config: Config | None) -> TextGenerator:
         config = config or self.config

@@ -24,6 +24,18 @@ from starlette.responses import JSONResponse
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CONTEXT = re.compile(r"maximum (?:context|model) length|max_model_len|longer than the maximum")
+_CAUSES = {
+    # Their own words, not the caller's, which may stand between them.
+    "logit_bias": ("logit_bias", "has a token that the model does not have"),
+    "prompt cannot be empty": ("prompt", "is empty, or has no token"),
+    "at least one prompt": ("prompt", "is empty, or has no token"),
+    "template": (
+        "messages",
+        "are not what the model's chat template takes, or it has none: then send a prompt to "
+        "/v1/completions",
+    ),
+}
+"""Words in a message of the model's server lead to the key that is wrong, and to the reason."""
 logger = logging.getLogger("dpray.serving")
 
 
@@ -77,8 +89,11 @@ def _refusal(error: Exception) -> ApiError | None:
     """Return the API error for a request that is wrong."""
     # vLLM's errors by their names, and Ray's by their shape: naming the classes imports vLLM.
     if isinstance(error, RequestValidationError) or "VLLMClientError" in _names(error):
+        parameter = getattr(error, "parameter", None)
+        if found := _cause(f"{parameter} {error}"):
+            return found
         message = "the values of the keys are not valid together"
-        return ApiError(400, message, "invalid_value", getattr(error, "parameter", None))
+        return ApiError(400, message, "invalid_value", parameter)
     if isinstance(error, HTTPException):
         message = "no such method here" if error.status_code == 405 else "no such path here"
         return ApiError(error.status_code, message, "not_found")
@@ -89,7 +104,17 @@ def _refusal(error: Exception) -> ApiError | None:
         if _CONTEXT.search(str(getattr(error, "message", ""))):
             message = "the prompt and max_tokens are longer than the model's context"
             return ApiError(status, message, "context_length_exceeded")
-        return ApiError(status, "the model does not take this request", "invalid_value")
+        message = "the model does not take this request"
+        found = _cause(str(getattr(error, "message", "")))
+        return found or ApiError(status, message, "invalid_value")
+    return None
+
+
+def _cause(said: str) -> ApiError | None:
+    """Return a 400 that names the key which the model's server finds wrong."""
+    for words, (key, why) in _CAUSES.items():
+        if words in said:
+            return ApiError(400, f"{key}: {why}", "invalid_value", key)
     return None
 
 

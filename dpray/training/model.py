@@ -12,12 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-)
+from transformers import AttentionInterface, AttentionMaskInterface, AutoTokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -25,10 +20,9 @@ from dpray.engines.float32 import without_tf32
 from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import resolve_model
 from dpray.engines.quantised import refuse_shared_scales
-from dpray.engines.silence import silence_models
+from dpray.engines.weights import load_whole, refuse_not_finite
 from dpray.training.clipped_loss import Forward, PerExampleLoss, check_norm_rules
 from dpray.training.settings import TrainingSettings
-from dpray.types import InputError
 
 ADAPTER = "adapter"
 
@@ -67,20 +61,19 @@ def load_loss(
     whole and on the CPU, unless `loading`, which is entered meanwhile, makes partitions of it.
 
     Raises NoNormRule if a trainable layer has no rule for the norms of its gradients, InputError
-    if weights are not finite, or if rows depend on each other by what they are quantised with or by
-    a state that the model keeps.
+    if weights are missing or not finite, or if rows depend on each other by what they are quantised
+    with or by a state that the model keeps.
     """
     refuse_shared_scales(resolve_model(folder))
     refuse_kept_state(resolve_model(folder))
     without_tf32()  # the clipped sums are bounded for float32 products (docs/privacy.md, 5.2)
     with loading:
-        model = _load(folder, "float32")
+        model = load_whole(resolve_model(folder), "float32")
     if settings.precision == "bfloat16" and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(ATTENTION)
     model = with_adapters(model, settings)
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(held_part(parameter)).all():
-            raise InputError(f"engine.model: {folder}: not finite: some weights of {name}")
+    held = ((name, held_part(parameter)) for name, parameter in model.named_parameters())
+    refuse_not_finite(held, folder)
     return PerExampleLoss(model, settings.precision).eval()
 
 
@@ -135,7 +128,7 @@ def save_model(
     `weights` are the trained ones by their names in `PerExampleLoss.trainable_parameters`.
     """
     lora = settings.tuning == "lora"
-    model = with_adapters(_load(base, "float32" if lora else "auto"), settings)
+    model = with_adapters(load_whole(resolve_model(base), "float32" if lora else "auto"), settings)
     parameters = dict(model.named_parameters())
     for name, weight in weights.items():  # a name that is not the model's is a KeyError
         parameters[name].data = weight.detach()
@@ -170,15 +163,6 @@ def with_adapters(model: Any, settings: TrainingSettings) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return get_peft_model(model, adapters)
-
-
-def _load(folder: str, dtype: str) -> Any:
-    """Load the model. Weights that are stored in `dtype`, "auto" for any, are mapped from their
-    file and take no memory until they are written to."""
-    silence_models()
-    return AutoModelForCausalLM.from_pretrained(
-        resolve_model(folder), dtype=dtype, trust_remote_code=False
-    )
 
 
 def is_error(record: logging.LogRecord) -> bool:

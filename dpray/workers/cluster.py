@@ -56,8 +56,22 @@ def start_ray(address: str | None, environment: Mapping[str, str] | None = None)
     keep_counts_here()
 
 
-def _connect(address: str | None, environment: Mapping[str, str]) -> None:
+def named_cluster(address: str | None) -> str:
+    """Return the address of the cluster that is asked for, `address` or RAY_ADDRESS; "" for a Ray
+    on this machine. Raises InputError for the address of a dashboard, which takes jobs and no
+    drivers: `ray job submit` reads RAY_ADDRESS, too."""
     named = address or os.environ.get("RAY_ADDRESS", "")
+    if urlsplit(named).scheme in ("http", "https"):
+        key = "runtime.ray_address" if address else "RAY_ADDRESS"
+        raise InputError(
+            f"{key}: http:// is where a cluster takes jobs (`ray job submit`); a run connects to "
+            "HOST:6379 or ray://HOST:10001, or has runtime.ray_address: auto, local or none"
+        )
+    return named
+
+
+def _connect(address: str | None, environment: Mapping[str, str]) -> None:
+    named = named_cluster(address)
     try:
         _wait_for_listener(named)
         # Workers' output is not copied here, because it could quote the text that a task failed on.
@@ -251,5 +265,4 @@ def threads(runtime: RuntimeConfig, cores: Sequence[float]) -> int:
 
 def is_local(config: Config) -> bool:
     """Return whether the engine runs on this machine: then its folders can be checked here."""
-    address = config.runtime.ray_address or os.environ.get("RAY_ADDRESS")
-    return address is None or address in ("none", "local")
+    return named_cluster(config.runtime.ray_address) in ("", "none", "local")

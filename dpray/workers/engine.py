@@ -17,14 +17,14 @@ from dpray.engines.base import Engine, EngineError, LoadFailed
 from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import absolute_model, resolve_model
 from dpray.extras import require
-from dpray.types import DprayError, InputError
+from dpray.types import DprayError, InputError, Resumable
 
 T = TypeVar("T")
 
 BuildEngine = Callable[..., Engine]
 """`build_engine` or a replacement for it."""
 
-LoadError = InputError | LoadFailed
+LoadError = InputError | LoadFailed | Resumable
 
 NODE_GROUP = "ray.io/node-group"
 """A node that an autoscaler or KubeRay started has this label, whose value names its group."""
@@ -89,6 +89,8 @@ def try_to_load(load: Callable[[], T]) -> T | LoadError:
         return load()
     except InputError as error:
         return InputError(str(error))
+    except Resumable as error:
+        return Resumable(str(error))
     except (DprayError, EngineError) as error:
         return LoadFailed(str(error))
     except Exception as error:

@@ -131,20 +131,19 @@ class EnginePool:
 def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) -> T | None:
     """Load a model once, on a machine of the run: one that cannot be loaded should cost nothing.
 
-    Returns the loaded model to an in-process run, which can use it, and None without a local model.
-    On Ray, an actor with the resources of the run's actors loads it and is ended, and None is
-    returned; if that actor is lost, another one loads it. It waits without end for a machine with
-    room for that actor, which the cluster may have to start. Raises InputError that says why it
-    cannot be loaded, Resumable if actors are lost again and again.
+    Returns the loaded model, or the tried client of an endpoint, to a process that can use it, and
+    None without a language model. On Ray, an actor with the resources of the run's actors loads a
+    local model and is ended, and None is returned; if that actor is lost, another one loads it. It
+    waits without end for a machine with room for that actor, which the cluster may have to start.
+    Raises InputError that says why it cannot be loaded, Resumable if it writes nothing or if actors
+    are lost again and again.
     """
-    if not config.engine.is_local:
+    if config.engine.kind == "none":
         return None
-    if not config.runtime.uses_ray:
-        on_progress(Progress("loading the model"))
-        loaded = try_to_load(load)
-        if isinstance(loaded, InputError | LoadFailed):
-            raise _bad_model(loaded)
-        return loaded
+    if not on_pool(config):
+        detail = "" if config.engine.is_local else "one call"
+        on_progress(Progress("loading the model", detail=detail))
+        return _loaded(try_to_load(load))
     runtime = config.runtime
     gpus = runtime.gpus_per_actor or 0.0
     room = f"{runtime.cpus_per_actor:g} CPU(s)" + (f", {gpus:g} GPU(s)" if gpus else "")
@@ -153,20 +152,22 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
     for _ in range(runtime.max_attempts):
         actor = never_repeated(EngineActor, config, gpus).remote(partial(EngineWorker, load), CHUNK)
         try:
-            error = ray.get(actor.load.remote()).error
+            _loaded(ray.get(actor.load.remote()).error)
+            return None
         except RayError as died:
             lost = died
-            continue
         finally:
             ray.kill(actor)
-        if error is not None:
-            raise _bad_model(error)
-        return None
     raise Resumable(
         f"engine: actors that loaded it were lost {runtime.max_attempts} times "
         f"({type(lost).__name__})"
     )
 
 
-def _bad_model(error: LoadError) -> InputError:
-    return error if isinstance(error, InputError) else InputError(f"engine: {error}")
+def _loaded(found: T | LoadError) -> T:
+    """Return what was loaded. Raises InputError for an error, and Resumable as it is."""
+    if isinstance(found, LoadFailed):
+        raise InputError(f"engine: {found}")
+    if isinstance(found, InputError | Resumable):
+        raise found
+    return found

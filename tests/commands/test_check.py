@@ -129,7 +129,7 @@ def test_write_keeps_it_for_the_owner_and_out_of_the_way_of_a_run(
 
 def test_texts_that_dp_sgd_will_cut(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     keys = ("method.batch_size=20", "method.max_length=40")
-    arguments = job([note("ab"), note("word " * 300), note("word " * 300)], *keys, method="dp_sgd")
+    arguments = job([note("ab"), note("word " * 30), note("word " * 30)], *keys, method="dp_sgd")
     assert run_command(["check", *arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     [limit] = found["limits"]
@@ -150,6 +150,46 @@ def test_texts_that_private_prediction_will_cut(job: Job) -> None:
     [limit] = found["limits"]
     assert (limit["key"], limit["most"], limit["cut"]) == ("method.max_prompt_tokens", 40, 1)
     assert [each["key"] for each in found["proposals"]] == ["method.max_prompt_tokens"]
+
+
+FEW = ("method.max_tokens=8", "method.batch_size=20")
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "keys"),
+    [
+        ("dp_sgd", 300, ("method.max_length=40",)),
+        ("dp_sgd", 300, ("method.max_length=40", "engine.max_model_len=100")),
+        ("private_prediction", 300, ("method.max_prompt_tokens=40",)),
+        ("private_prediction", 300, ("method.max_prompt_tokens=999",)),
+        ("private_prediction", 30, ("method.max_prompt_tokens=999", "engine.max_model_len=128")),
+        ("private_prediction", 30, ("method.max_prompt_tokens=40", "engine.max_model_len=128")),
+        ("private_prediction", 300, ("engine.max_model_len=128",)),
+    ],
+)
+def test_what_is_proposed_fits_the_context_and_gets_the_whole_of_it(
+    job: Job, method: str, words: int, keys: tuple[str, ...]
+) -> None:
+    """The model has a context of 256 tokens; a row has its prompt, a text, and 8 tokens drawn."""
+    rows = [note("ab"), note("word " * words), note("word " * words)]
+    more = FEW if method == "private_prediction" else ("method.batch_size=20",)
+    arguments = job(rows, *keys, *more, method=method)
+    found = dpray.check(dpray.load(*arguments))
+    better = [f"{each['key']}={each['value']}" for each in found["proposals"]]
+    planned = dpray.plan(dpray.load(*arguments, *better)).lines()
+    again = dpray.check(dpray.load(*arguments, *better))
+    before, after = found["limits"][0], again["limits"][0]
+    assert after["most"] >= before["most"] and after["cut"] <= before["cut"]
+    assert [each["value"] for each in again["proposals"]] == []  # there is no better one
+    if words == 30:
+        assert after["cut"] == 0
+    else:
+        assert after["most"] >= 256 - 64 - 64
+    if method == "private_prediction":
+        assert planned["texts read"].startswith(f"up to {after['most']} tokens of each")
+        assert ("engine.max_model_len" in planned["texts read"]) == (
+            "engine.max_model_len" in after["set_by"]
+        )
 
 
 def test_without_a_tokenizer_the_rest_is_found(job: Job) -> None:

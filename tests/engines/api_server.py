@@ -35,14 +35,16 @@ MALFORMED = {
 
 class Server(ThreadingHTTPServer):
     """Answers with the prompt's words in reverse; first with `faults`: a status, 0 to hang up
-    without an answer, `SLOW` to answer late (3 s), or the body of the answer. After `answers_left`
-    good answers it fails for good."""
+    without an answer, `SLOW` to answer late (3 s), or the body of the answer. A request with a
+    parameter in `refuses` gets that status and body. After `answers_left` good answers it fails for
+    good."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.faults: list[int | str] = []
+        self.refuses: dict[str, tuple[int, str]] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.answers_left = 10**9
         self.answered = 0
@@ -78,6 +80,10 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.in_flight -= 1
 
     def _answer(self, body: dict[str, Any], fault: int | str | None) -> None:
+        for name, (status, said) in self.server.refuses.items():
+            if name in body:
+                self._send(status, said.encode())
+                return
         if fault == 0:
             self.close_connection = True
             return

@@ -24,8 +24,8 @@ from dpray.methods.private_prediction.token import PrivateToken
 from tests.engines.tiny_model import make_model, make_tokenizer
 
 NAN, INFINITE, HALF = 300, 301, 256
-"""The embedding of NAN is no number. After INFINITE, the logit of the token HALF is +inf; rows are
-finite again after the next token."""
+"""The first values of NAN are infinite, and what follows is no number. After INFINITE, the logit of
+the token HALF is +inf; rows are finite again after the next token."""
 
 FRAME = tuple(range(100, 170))
 """All prompts begin with it. It is more than two blocks of vLLM's cache."""
@@ -44,15 +44,16 @@ HOSTILE = {
 def hostile_model(folder: Path) -> Path:
     make_model(folder)
     weights = load_file(folder / "model.safetensors")
-    # Number 0 of every token's vector is 0, but for INFINITE.
+    # Number 0 of every token is 0, but for INFINITE, and number 1, but for NAN. The weights
+    # themselves are finite: others are refused.
     embeddings, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
-    embeddings[:, 0] = head[:, 0] = 0
-    embeddings[INFINITE] = torch.eye(1, embeddings.shape[1])[0] * 100
+    embeddings[:, :2] = head[:, :2] = 0
+    embeddings[[INFINITE, NAN]] = torch.eye(2, embeddings.shape[1]) * 100
     for name, weight in weights.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weight[0] = 0
+            weight[:2] = 0
     head[HALF, 0] = 1e38
-    embeddings[NAN] = torch.nan
+    weights["model.layers.0.self_attn.v_proj.weight"][:, 1] = 3e38
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 

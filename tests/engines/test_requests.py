@@ -1,10 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from dpray.engines.base import Prompt, Sampling
-from dpray.engines.requests import Request, answered
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpray.engines.base import Completion, PlainPrompt, Prompt, Sampling
+from dpray.engines.requests import TRIES, Request, answered, try_request, written
 from dpray.engines.schema import read_schema
+from dpray.types import InputError, Resumable
 
 
 def request(number: int, attempt: int) -> Request:
@@ -46,3 +52,56 @@ def test_a_text_of_a_schema_stays_whole() -> None:
     assert answered(lambda asked: [" a b c d e "], request, 1, 0, lambda i, text: False) == [
         " a b c d e "
     ]
+
+
+ASKED = Request("x", Prompt("p"), Sampling(3))
+TAGS = [("<think>", "</think>"), ("<reasoning>", "</reasoning>"), ("[THINK]", "[/THINK]")]
+
+
+@pytest.mark.parametrize(("opened", "closed"), TAGS)
+@given(thought=st.text(alphabet="ab \n<", max_size=20), text=st.text(alphabet="ab .", max_size=20))
+def test_thoughts_are_no_part_of_a_text(opened: str, closed: str, thought: str, text: str) -> None:
+    for answer in (
+        f"{opened}{thought}{closed}{text}",
+        f"{thought}{closed}{text}",  # the chat template has opened them
+        f"{opened}{thought}{opened}{closed}{thought}{closed}{text}",
+    ):
+        assert written(answer, ASKED) == (text if text.strip() else "")
+    assert written(f"{text}{opened}{thought}{closed}", ASKED) in (text, "")
+    for unclosed in (f"{opened}{thought}", f"{text}{opened}{thought}"):
+        assert written(unclosed, ASKED) == ""
+
+
+def test_what_has_a_form_or_goes_on_a_plain_text_has_no_thoughts() -> None:
+    answer = "<think>a</think>b"
+    schema = read_schema({"regex": ".*"})
+    for asked in (
+        Request("x", PlainPrompt("p"), Sampling(3)),
+        Request("x", Prompt("p"), Sampling(3, schema=schema)),
+    ):
+        assert written(answer, asked) == answer
+
+
+class Endpoint:
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+
+    def generate(self, prompts: Any, samplings: Any, on_completion: Any = None) -> Any:
+        return [Completion(self.answers.pop(0), 1, 1, "length")]
+
+    def close(self) -> None: ...
+
+
+def test_an_endpoint_is_tried_until_it_writes_something() -> None:
+    slow = Endpoint("", "<think>", "a text", "never asked")
+    try_request(slow, ASKED)
+    assert slow.answers == ["never asked"]
+    with pytest.raises(Resumable, match=r"3 empty answers in a row \(finish_reason length\)"):
+        try_request(Endpoint(*[" "] * TRIES), ASKED)
+
+
+def test_a_local_model_needs_room_for_the_prompt_and_its_text(engine: Any) -> None:
+    tokens = len(engine.encode(Prompt("p")))
+    try_request(engine, Request("x", Prompt("p"), Sampling(256 - tokens)))
+    with pytest.raises(InputError, match=r"^method\.max_tokens: .* more than the context"):
+        try_request(engine, Request("x", Prompt("p"), Sampling(257 - tokens)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -67,6 +68,83 @@ def test_with_a_chat_template(model_folder: str) -> None:
     chat.tokenizer.chat_template = CHAT
     ids = chat.encode(Prompt("the patient", "came"))
     assert chat.tokenizer.decode(ids) == "[user] the patient\n[answer] came"
+
+
+PARTS = (
+    "{% for m in messages %}[{{ m['role'] }}]{% for p in m['content'] %}"
+    "{% if p['type'] == 'text' %} {{ p['text'] }}{% endif %}{% endfor %};{% endfor %}[answer] "
+)
+EITHER = (
+    "{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{{ raise_exception('no parts') }}{% endif %}{% endfor %}[answer] "
+)
+TEMPLATES = {
+    "plain": (CHAT, "[user]  a  b \n[answer] "),
+    "stripped": (CHAT.replace("m['content']", "m['content'] | trim"), "[user] a  b\n[answer] "),
+    "twice": ("{{ messages[0].content }}|{{ messages[0].content }}", " a  b | a  b "),
+    "parts": (PARTS, "[user]  a  b ;[answer] "),
+    "parts, stripped": (PARTS.replace("p['text']", "p['text'] | trim"), "[user] a  b;[answer] "),
+    "no parts": (EITHER, " a  b [answer] "),
+    "without a system": (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        + CHAT,
+        "[user]  a  b \n[answer] ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("template", "expected"), TEMPLATES.values(), ids=TEMPLATES)
+def test_a_text_is_in_its_prompt_whatever_form_the_template_takes(
+    model_folder: str, template: str, expected: str
+) -> None:
+    chat = TextCodec(model_folder, None)
+    chat.tokenizer.chat_template = template
+    assert chat.tokenizer.decode(chat.encode(Prompt(" a  b ", "x"))) == expected + "x"
+
+
+BROKEN = {
+    "constant": ("Write a note.", "leaves the text of a prompt out"),
+    "another key": ("{% for m in messages %}{{ m['text'] }}{% endfor %}", "leaves the text"),
+    "the role alone": ("{% for m in messages %}{{ m['role'] }}{% endfor %}", "leaves the text"),
+    "its length": ("{{ messages[0]['content'] | length }}", "leaves the text"),
+    "its beginning": ("{{ messages[0]['content'][:4] }}", "leaves the text"),
+    "other letters": ("{{ messages[0]['content'] | upper }}", "leaves the text"),
+    "pictures": (PARTS.replace("'text' %}", "'image' %}"), "leaves the text"),
+    "an error": ("{{ raise_exception('Marlowe') }}", r"cannot be used \(TemplateError\)"),
+    "no template": ("{% for m in messages %}", r"cannot be used \(TemplateSyntaxError\)"),
+    "no filter": ("{{ messages | nothing }}", r"cannot be used \(TemplateAssertionError\)"),
+    "a division": ("{{ 1 / 0 }}", r"cannot be used \(ZeroDivisionError\)"),
+    "named": ({"tool_use": CHAT}, r"cannot be used \(ValueError\)"),
+}
+
+
+@pytest.mark.parametrize(("template", "why"), BROKEN.values(), ids=BROKEN)
+def test_a_template_that_leaves_the_text_out_or_cannot_be_used_is_refused(
+    model_folder: str, template: Any, why: str
+) -> None:
+    chat = TextCodec(model_folder, None)
+    chat.tokenizer.chat_template = template
+    for text in ("the patient", ""):
+        with pytest.raises(
+            InputError, match=rf"^engine\.model: the chat template of .* {why}"
+        ) as no:
+            chat.encode(Prompt(text, "came"))
+    assert "Marlowe" not in str(no.value) and str(no.value).isprintable()
+    assert chat.encode(PlainPrompt("the patient"))  # DP-SGD's need no template
+
+
+@given(text=texts)
+def test_no_text_can_make_a_template_raise_or_choose_its_branches(
+    model_folder: str, text: str
+) -> None:
+    fussy = (
+        "{% set said = messages[0].content %}{% if 'request' not in said or said | length > 40 %}"
+        "{{ raise_exception(said) }}{% endif %}<{{ said }}>"
+    )
+    chat = TextCodec(model_folder, None)
+    chat.tokenizer.chat_template = fussy
+    said = text.encode("utf-8", "replace").decode()
+    assert chat.tokenizer.decode(chat.encode(Prompt(text))) == f"<{said}>"
 
 
 def test_neither_prompt_nor_completion_shows_its_text() -> None:

@@ -111,7 +111,8 @@ def make_hostile(folder: Path) -> Path:
     add_tokens(folder)
     (infinite,) = tokenizer(INFINITE)["input_ids"]
     weights = load_file(folder / "model.safetensors")
-    weights["embeddings.word_embeddings.weight"][infinite] = torch.inf
+    # Its sum is infinite. Weights that are not finite themselves are refused.
+    weights["embeddings.word_embeddings.weight"][infinite] = 3e38
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 

@@ -62,6 +62,26 @@ def test_only_placeholders_stand_in_braces(tmp_path: Path, text: str, said: str)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
 
 
+SHOWN = {
+    "{a}": "{if: label, then: '{text}', else: '{text}.'}",
+    "{text}{a}": "{if: label, then: x}",
+    "{label}{a}": "{if: text, then: '{text}'}",
+}
+LEFT_OUT = {
+    "{a}": "{if: label, then: '{text}'}",
+    "{terms}{a}": "{if: terms, then: '{text}', else: nothing}",
+    "{label}{a}": "{if: label, then: nothing, else: '{text}'}",
+}
+
+
+def test_a_text_is_shown_whatever_the_other_values_are(tmp_path: Path) -> None:
+    for user, part in SHOWN.items():
+        read(tmp_path / "own.yaml", f"user: '{user}'\nparts: {{a: {part}}}")
+    for user, part in LEFT_OUT.items():
+        with pytest.raises(InputError, match=r"`user` (does not always show|has no) \{text\}$"):
+            read(tmp_path / "own.yaml", f"user: '{user}'\nparts: {{a: {part}}}")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

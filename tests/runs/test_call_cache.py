@@ -19,13 +19,13 @@ import pytest
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.engines.openai import OpenAIEngine
-from dpray.engines.requests import Request
+from dpray.engines.requests import MOST_EMPTY, Request
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe, AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.prompts import load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.runs.call_cache import Call, CallCache, ask_cached, digest
-from dpray.types import DprayError
+from dpray.types import DprayError, Resumable
 from tests.engines.api_server import Server, chat, running_server
 
 
@@ -87,6 +87,39 @@ def test_empty_answers_are_kept_too(tmp_path: Path) -> None:
     assert len(engine.asked) == 1
 
 
+def test_empty_answers_without_an_end_stop_and_are_asked_again(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    texts = [Request(f"a/{i}", Prompt(f"a {i}"), Sampling(5)) for i in range(2)]
+    empty = [Request(f"b/{i}", Prompt(f"empty {i}"), Sampling(5)) for i in range(MOST_EMPTY)]
+    few = empty[: MOST_EMPTY - 1]
+    engine = CountingEngine()
+    ask(engine, path)([*few, texts[0]])  # the engine answers the last request first
+    with pytest.raises(Resumable, match=r"20 empty answers in a row"):
+        ask(engine, path)([*empty, texts[1]])
+    kept = CallCache(path).calls
+    assert sorted(call.text != "" for call in kept.values()) == [True, True]
+    asked = len(engine.asked)
+    ask(engine, path)([*texts, *few])
+    assert len(engine.asked) == asked + len(few)
+
+
+def test_empty_answers_before_a_text_are_kept(tmp_path: Path) -> None:
+    cache = CallCache(tmp_path / "calls.jsonl")
+    for number in range(MOST_EMPTY - 1):
+        cache.put(Call(str(number), "", 1, 0))
+    cache.put(Call("text", "a text", 1, 1))
+    cache.check_texts()
+    assert len(CallCache(tmp_path / "calls.jsonl").calls) == MOST_EMPTY
+
+
+def test_calls_without_any_text_are_an_error(tmp_path: Path) -> None:
+    cache = CallCache(tmp_path / "calls.jsonl")
+    cache.check_texts()
+    cache.put(Call("a", "", 1, 0), "content_filter")
+    with pytest.raises(Resumable, match=r"1 empty answers in a row \(finish_reason content_filter"):
+        cache.check_texts()
+
+
 def test_another_request_under_the_same_id_is_asked_by_itself(tmp_path: Path) -> None:
     engine = CountingEngine()
     cached = ask(engine, tmp_path / "calls.jsonl")
@@ -110,7 +143,7 @@ def test_a_call_that_was_put_is_there_after_opening_again(tmp_path: Path) -> Non
     path = tmp_path / "calls.jsonl"
     cache = CallCache(path)
     assert not cache.calls and tuple(cache.totals().values()) == (0, 0, 0)
-    made = [Call("a", "text\x00 ü\n", 5, 2), Call("b", "", 7, 0)]
+    made = [Call("b", "", 7, 0), Call("a", "text\x00 ü\n", 5, 2)]  # the empty one waits
     for call in (*made, Call("a", "other words", 9, 9)):
         cache.put(call)
     with open(path, "ab") as file:

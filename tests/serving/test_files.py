@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import yaml
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
-from dpray.commands.serve import serve
+from dpray.commands.serve import _show, serve
 from dpray.config.loading import parse
 from dpray.serving.applications import serve_config
 from dpray.serving.settings import ServeFile, load_serve_config
+from dpray.terminal import Terminal
 from dpray.types import InputError
 from tests.serving.front import (
     KEY,
@@ -145,3 +147,17 @@ def test_the_packaged_files_are_what_the_command_takes_and_writes(
     assert yaml.safe_load((ROOT / "cluster" / "serve.yaml").read_text()) == written
     serve("jobs/serve_gpu.yaml", ["serve.port=8123"], dry_run=True, as_json=True)
     assert json.loads(capsys.readouterr().out)["http_options"]["port"] == 8123
+
+
+def test_the_example_is_a_call_that_the_model_takes(
+    tree: dict[str, Any], model_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_template = Path(shutil.copytree(model_folder, tmp_path / "chats"))
+    (with_template / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    for folder, call in (
+        (model_folder, 'client.completions.create(model="tiny", prompt="...", max_tokens=64)'),
+        (with_template, 'client.chat.completions.create(model="chats", messages=[{"role": "user"'),
+    ):
+        file = parse(ServeFile, tree | {"engine": {"model": str(folder)}})
+        _show(file, "http://127.0.0.1:8000/v1", Terminal())
+        assert call in " ".join(capsys.readouterr().out.split())

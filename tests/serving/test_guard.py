@@ -249,6 +249,28 @@ def test_errors_of_the_models_are_told_without_their_text(
     assert WORD not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ("As of transformers v4.44, default chat template is no longer allowed", "messages"),
+        ("Conversation roles must alternate (TemplateError: chat template)", "messages"),
+        ("token_id(s) [9] in logit_bias contain out-of-vocab token ids", "logit_bias"),
+        ("The decoder prompt cannot be empty", "prompt"),
+        ("You must pass at least one prompt", "prompt"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["of Ray", "of vLLM"])
+def test_a_400_of_the_models_server_names_the_key(kind: str, said: str, key: str) -> None:
+    async def fail(request: Request) -> Response:
+        said_to = f"{said}: {WORD}"
+        raise Refused(400, said_to) if kind == "of Ray" else VLLMClientError(said_to)
+
+    answer = ask(guard(fail), json=GOOD[CHAT])
+    assert_openais(answer, 400, "invalid_value")
+    found = answer.json()["error"]
+    assert found["param"] == key and found["message"].startswith(f"{key}: ")
+
+
 def test_a_stream_goes_through_piece_by_piece_and_ends_with_the_error_that_broke_it() -> None:
     async def breaks(request: Request) -> Response:
         async def events() -> Any:

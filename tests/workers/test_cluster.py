@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from ray.data._internal import stats
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
 from tenacity import stop_after_attempt, wait_fixed
 
+from dpray import registry as methods
 from dpray.config.sections import RuntimeConfig
+from dpray.methods.config import parse_config
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers import cluster
 from dpray.workers.cluster import (
@@ -89,6 +92,28 @@ def test_an_address_where_nothing_listens_is_refused_before_ray_tries_for_minute
             monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(InputError, match=f"no connection to Ray at {address};"):
             start_ray(None if named_by == "RAY_ADDRESS" else address)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "HTTPS://host"])
+@pytest.mark.parametrize("key", ["runtime.ray_address", "RAY_ADDRESS"])
+def test_the_address_of_a_dashboard_is_refused_at_once(
+    settings: Callable[..., dict[str, Any]],
+    key: str,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`ray job submit` reads RAY_ADDRESS, and wants that address."""
+    monkeypatch.setattr(cluster, "_wait_for_listener", lambda _: pytest.fail("it was called"))
+    monkeypatch.setenv("RAY_ADDRESS", address if key == "RAY_ADDRESS" else "")
+    named = None if key == "RAY_ADDRESS" else address
+    seen: list[Any] = []
+    config = parse_config(settings(runtime={"ray_address": named}))
+    for start in (lambda: start_ray(named), lambda: methods.run(config, seen.append)):
+        with pytest.raises(InputError, match=rf"^{key}: http:// is where a cluster takes jobs"):
+            start()
+    assert seen == []
+    alone = parse_config(settings(runtime={"ray_address": "none"}))
+    assert cluster.is_local(alone)
 
 
 def test_an_address_that_is_none_is_refused_in_words() -> None:

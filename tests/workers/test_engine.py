@@ -189,7 +189,7 @@ def test_an_engine_is_tried_before_the_charge_where_one_is_loaded(
 
 def test_no_engine_is_tried_where_the_run_loads_none(config: Callable[..., Config]) -> None:
     ours = here(config)
-    engine = ours.engine.model_copy(update={"kind": "openai"})
+    engine = ours.engine.model_copy(update={"kind": "none"})
     plan = replace(make_plan(ours), config=ours.model_copy(update={"engine": engine}))
     assert tried(plan, raising(AssertionError("never called"))) is None
 

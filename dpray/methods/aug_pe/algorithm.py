@@ -31,7 +31,7 @@ from dpray.mechanisms.randomness import generator, named_key
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.prompts import VariationPrompts
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.types import DprayError, OnProgress, Progress
+from dpray.types import OnProgress, Progress, Resumable
 
 Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]
 Population = dict[str, list[str]]
@@ -210,7 +210,7 @@ class AugPeRun:
     schema: Schema | None = None
 
     def algorithm_1(self, checkpoint: Checkpoint | None = None) -> Population:
-        """Return S' of the last iteration, at most n_syn texts of each label. Raises `DprayError`
+        """Return S' of the last iteration, at most n_syn texts of each label. Raises `Resumable`
         if the model gave no text for a label."""
         done, kept = 0, Population()
         if checkpoint is not None:
@@ -263,9 +263,10 @@ class AugPeRun:
                 S[call.label].append(text)
         for label, texts in S.items():
             if not texts:
-                raise DprayError(
+                raise Resumable(
                     f"the model answered none of the requests for label '{label}' in iteration "
-                    f"{t}: every answer was empty or a refusal (method.template, key refusals)"
+                    f"{t}: every answer was empty or a refusal (method.template, key refusals); "
+                    "another engine.model or method.template may help"
                 )
         return S
 

@@ -7,16 +7,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.auditing.monte_carlo import Target, votes_target
 from dpray.config.config import Config
+from dpray.engines.base import Engine
 from dpray.engines.forms import schema_for
+from dpray.engines.requests import Request, try_request
 from dpray.engines.schema import Schema
 from dpray.io.public_files import read_terms
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
-from dpray.methods.aug_pe.algorithm import AugPe
+from dpray.methods.aug_pe.algorithm import AugPe, sampling
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.runs.plan import (
@@ -59,6 +63,14 @@ class AugPePlan(Plan):
 
     def check_embedder(self) -> None:
         check_voters(self.config, voters_gpus(self.config))
+
+    def try_engine(self, engine: Engine) -> None:
+        label = next(label for label, records in self.method.records.items() if records)
+        prompt = self.prompts.random(label, np.random.default_rng(0))
+        stop = self.prompts.template.stop
+        try_request(
+            engine, Request("trial", prompt, sampling(self.settings, None, stop, self.schema))
+        )
 
     def audit_targets(self) -> Iterator[Target]:
         """Yield one vote histogram, and those of all iterations together."""

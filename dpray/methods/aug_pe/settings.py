@@ -7,12 +7,24 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dpray.config.sections import Count, CountOrZero, NotNegative, Positive, TextSettings
+from dpray.config.sections import (
+    ENGINE_KEYS,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    TextSettings,
+)
 
 
 class AugPeSettings(TextSettings):
     name: Literal["aug_pe"]
     can_run_without_noise: ClassVar[bool] = True
+    call_keys: ClassVar[frozenset[str]] = ENGINE_KEYS | {
+        "method.variation", "method.template", "method.mask_probability", "method.temperature",
+        "method.top_p", "method.max_tokens", "method.word_var", "method.tokens_per_word",
+        "method.min_words", "method.max_retries", "method.schema",
+    }  # fmt: skip
     records: Count = Field(2000, description="n_syn, texts to make, split over the labels")
     iterations: int = Field(10, ge=1, le=10_000, description="T, votes of the private records")
     variations: Count = Field(

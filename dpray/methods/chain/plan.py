@@ -70,6 +70,10 @@ class ChainPlan(Plan):
 
         return load_as_named
 
+    def try_engine(self, engine: Engine) -> None:
+        with keys_named(1):
+            self.second.try_engine(engine)
+
     def audit_targets(self) -> Iterator[Target]:
         yield from self.first.audit_targets()
         yield from self.second.audit_targets()

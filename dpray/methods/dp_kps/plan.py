@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpray.accounting.accountant import calibrate, cost
 from dpray.accounting.event import Event
 from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
-from dpray.engines.base import EngineError
+from dpray.engines.base import Engine, EngineError, Sampling
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.forms import schema_for
+from dpray.engines.requests import Request, try_request
 from dpray.engines.schema import Schema
 from dpray.io.public_files import read_few_shot
 from dpray.methods.dp_kps.algorithm import DpKps
@@ -60,6 +63,27 @@ class DpKpsPlan(Plan):
         from dpray.methods.dp_kps.audit import targets
 
         return targets(self.method)
+
+    def try_engine(self, engine: Engine) -> None:
+        terms = public_terms(self)[: self.settings.sequence_length]
+        prompt = self.prompts.prompt(
+            terms,
+            self.method.labels[0],
+            np.random.default_rng(0),
+            name_label=self.settings.label_in_prompt,
+        )
+        try_request(engine, Request("trial", prompt, self.sampling))
+
+    @property
+    def sampling(self) -> Sampling:
+        """Return the parameters of every call of the language model."""
+        settings = self.settings
+        return Sampling(
+            settings.max_tokens,
+            temperature=settings.generation_temperature,
+            stop=self.prompts.template.stop,
+            schema=self.schema,
+        )
 
     @property
     def makes_texts(self) -> bool:

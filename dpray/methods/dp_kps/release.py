@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.config.config import Config, DataConfig
-from dpray.engines.base import Sampling
 from dpray.engines.requests import Ask, Request, answered
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.mechanisms.labels import largest_remainder
@@ -174,18 +173,12 @@ def write_texts(
 ) -> list[str]:
     """Return a text for each sequence, "" if the model wrote none with `least_terms` of it."""
     settings, prompts = session.plan.settings, session.plan.prompts
-    sampling = Sampling(
-        settings.max_tokens,
-        temperature=settings.generation_temperature,
-        stop=prompts.template.stop,
-        schema=session.plan.schema,
-    )
 
     def request(number: int, retry: int) -> Request:
         label, terms = sequences[number]
         rng = session.public_generator(f"examples-{number}")
         prompt = prompts.prompt(terms, label, rng, name_label=settings.label_in_prompt)
-        return Request(f"text-{number}/{retry}", prompt, sampling)
+        return Request(f"text-{number}/{retry}", prompt, session.plan.sampling)
 
     def refused(number: int, text: str) -> bool:
         held = set(TermMatcher(sequences[number][1]).matches(text))

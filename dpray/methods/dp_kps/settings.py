@@ -7,7 +7,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from dpray.config.sections import Count, CountOrZero, NotNegative, Positive, TextSettings
+from dpray.config.sections import (
+    ENGINE_KEYS,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    TextSettings,
+)
 from dpray.types import InputError
 
 VOCABULARY_SHARE = Decimal("0.5")
@@ -16,6 +23,12 @@ VOCABULARY_SHARE = Decimal("0.5")
 class DpKpsSettings(TextSettings):
     name: Literal["dp_kps"]
     engines: ClassVar[frozenset[str]] = TextSettings.engines | {"none"}
+    call_keys: ClassVar[frozenset[str]] = ENGINE_KEYS | {
+        "method.document_type", "method.label_in_prompt", "method.few_shot",
+        "method.few_shot_examples", "method.max_tokens", "method.generation_temperature",
+        "method.least_terms", "method.max_retries", "method.template", "method.schema",
+    }  # fmt: skip
+    calls_after: ClassVar[str | None] = "density"
     vocabulary: str = Field(description="a file of public terms, one a line, or `term<tab>count`")
     stop_words: Literal["english", "keep"] = Field(
         "english", description="english: the vocabulary without English function words"

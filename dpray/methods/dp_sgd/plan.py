@@ -89,7 +89,8 @@ class DpSgdPlan(Plan):
             return 1 + len(codec.ids(self.codes.code(row["columns"]))) + len(codec.ids(row["text"]))
 
         control = {name: tuple(shares) for name, shares in self.settings.control_values.items()}
-        limit = TokenLimit("method.max_length", self.settings.max_length, tokens)
+        most = self.settings.max_length
+        limit = TokenLimit("method.max_length", most, lambda codec: 0, tokens)
         columns = self._labels() | control
         return Reads(columns, token_limits=(limit,), checked_first=True)
 

@@ -11,7 +11,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dpray.config.sections import LARGEST, Count, CountOrZero, Positive, TextSettings
+from dpray.config.sections import (
+    ENGINE_KEYS,
+    LARGEST,
+    Count,
+    CountOrZero,
+    Positive,
+    TextSettings,
+)
 from dpray.training.settings import TrainingSettings
 
 Value = Annotated[str, BeforeValidator(str)]
@@ -22,6 +29,11 @@ class DpSgdSettings(TrainingSettings, TextSettings):
     engines: ClassVar[frozenset[str]] = frozenset({"vllm", "transformers"})
     can_run_without_noise: ClassVar[bool] = True
     actors_share_gpus: ClassVar[bool] = False
+    call_keys: ClassVar[frozenset[str]] = ENGINE_KEYS - {"engine.model"} | {
+        "method.records", "method.max_retries", "method.temperature", "method.top_k",
+        "method.top_p", "method.schema",
+    }  # fmt: skip
+    calls_after: ClassVar[str | None] = "model"
     epochs: Positive = Field(50.0, description="expected passes over the data: steps = epochs / q")
     batch_size: Count = Field(
         4096, description="B, the expected number of units of a batch: q = B / data.public_size"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from dpray.accounting.accountant import calibrate
@@ -20,19 +20,13 @@ from dpray.engines.kv_cache import (
 )
 from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
-from dpray.engines.vllm_model import DEFAULT_CONTEXT
+from dpray.engines.vllm_model import context_of
 from dpray.methods.private_prediction.prompts import PromptTemplate, frame, shown_examples
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.plan import Plan
 from dpray.types import InputError
 
 # The context: a prompt leaves room for a text.
-
-
-def context_of(engine: EngineConfig, codec: TextCodec) -> int:
-    if engine.kind == "vllm" and engine.max_model_len is None:
-        return min(codec.context_length, DEFAULT_CONTEXT)
-    return codec.context_length
 
 
 def longest_frame(
@@ -62,6 +56,22 @@ def longest_frame(
         longest(label, shown_examples(codec, template.of_batch(label, ""), label, "", room))
         for label in labels
     )
+
+
+def text_room(
+    template: PromptTemplate,
+    labels: Collection[str],
+    codec: TextCodec,
+    context: int,
+    max_tokens: int,
+) -> int:
+    """Return the tokens that the context leaves for a private text in any label's prompt."""
+
+    def left(label: str) -> int:
+        shown, room = template.of_batch(label, ""), context - max_tokens
+        return room - len(frame(codec, shown, label, shown_examples(codec, shown, label, "", room)))
+
+    return min(map(left, labels))
 
 
 # The memory: the rows that are decoded at once.
@@ -96,6 +106,8 @@ class BatchMemory:
     cache_bytes: int
     most_rows: int | None
     place: str
+    text_room: int = 0
+    """The tokens that the context leaves for a private text in its prompt."""
 
     @property
     def rows_at_once(self) -> int:
@@ -109,6 +121,7 @@ class BatchMemory:
     def summary(self, rows: int) -> dict[str, Any]:
         return {
             "row_tokens": self.row_tokens,
+            "text_room": self.text_room,
             "kv_cache_bytes": self.cache_bytes,
             "kv_cache_bytes_per_token": self.token_bytes,
             "rows_at_once": self.rows_at_once,
@@ -183,7 +196,8 @@ def affordable_batch_size(
         memory = batch_memory(engine, codec.model_config, row_tokens, usual_rows(s))
         if memory.parts(usual_rows(s)) == 1:
             break
-    return s, memory
+    left = text_room(template, labels, codec, context, settings.max_tokens)
+    return s, replace(memory, text_room=left)
 
 
 # The budget: tokens of a batch, or texts.

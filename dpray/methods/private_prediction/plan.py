@@ -15,6 +15,8 @@ from dpray.engines.base import Engine
 from dpray.engines.forms import forced_tokens, most_free_tokens
 from dpray.engines.row_variation import rounding_warnings
 from dpray.engines.schema import Form, read_schema
+from dpray.engines.text import TextCodec
+from dpray.engines.vllm_model import context_of
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.labels import common_shares
 from dpray.methods.private_prediction.affordable import (
@@ -22,10 +24,16 @@ from dpray.methods.private_prediction.affordable import (
     affordable_batch_size,
     codec_of,
     largest_affordable,
+    longest_frame,
+    text_room,
     usual_rows,
 )
 from dpray.methods.private_prediction.algorithm import PrivatePrediction
-from dpray.methods.private_prediction.prompts import PromptTemplate, template_of
+from dpray.methods.private_prediction.prompts import (
+    PromptTemplate,
+    check_shown,
+    template_of,
+)
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.runs.plan import Plan, Reads, TokenLimit, label_histogram
@@ -163,8 +171,21 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def reads(self) -> Reads:
-        limit = TokenLimit("method.max_prompt_tokens", self.settings.max_prompt_tokens)
+        limit = TokenLimit("method.max_prompt_tokens", self.settings.max_prompt_tokens, self._rest)
         return Reads(self._labels(), (limit,))
+
+    def _rest(self, codec: TextCodec) -> int:
+        """Return the tokens of a row without its private text: of its prompt, and those drawn."""
+        context, drawn = context_of(self.config.engine, codec), self.settings.max_tokens
+        return context - text_room(self.template, self.proportions, codec, context, drawn)
+
+    @property
+    def text_tokens(self) -> tuple[int, str]:
+        """Return the most tokens that are read of a private text, and what sets them."""
+        most = self.settings.max_prompt_tokens
+        if self.memory is not None and self.memory.text_room < most:
+            return self.memory.text_room, "what the context leaves, engine.max_model_len"
+        return most, "method.max_prompt_tokens"
 
     @property
     def public_decides(self) -> bool:
@@ -178,6 +199,16 @@ class PrivatePredictionPlan(Plan):
             row_tokens = self.memory.row_tokens
         group = (self.usual_rows, row_tokens)
         return super().loader(build, public_alone=self.public_decides, group=group)
+
+    def try_engine(self, engine: Engine) -> None:
+        labels = [label for label, batches in self.batches.batches_per_label.items() if batches]
+        context, drawn = engine.context_length, self.settings.max_tokens
+        # Where the plan is made, the model's files may not be.
+        longest_frame(self.template, labels, engine, context, drawn)
+        if self.form is not None:
+            forced_tokens(self.form, drawn)
+        for label in labels:
+            check_shown(engine, self.template.of_batch(label, ""), label, context - drawn)
 
     @property
     def fewest_records(self) -> int:
@@ -231,8 +262,7 @@ class PrivatePredictionPlan(Plan):
             "private tokens": f"{r} a batch, {decoded * r} in all",
             "records": records,
             "prompts decoded": f"about {self.expected_texts * (s + 1)}",
-            "texts read": f"up to {self.settings.max_prompt_tokens} tokens of each "
-            "(method.max_prompt_tokens)",
+            "texts read": "up to {} tokens of each ({})".format(*self.text_tokens),
             "model": f"{self.config.engine.model}, in {self.config.engine.dtype}",
         }
         if self.form is not None:

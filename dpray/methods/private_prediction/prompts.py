@@ -19,6 +19,8 @@ from dpray.types import InputError, Prompt
 
 PACKAGE = "dpray.methods.private_prediction"
 
+PUBLIC_TEXTS = ("", "the weather", "a bridge")
+
 TEXTS = {
     "user": TextKey(("text", "label", "examples", "terms"), needed=("text",)),
     "placeholder": TextKey(("label", "terms")),
@@ -148,6 +150,21 @@ def encode_private(
                 "of method.max_tokens"
             )
         most -= min(most, max(len(tokens) - room, 8))
+
+
+def check_shown(engine: Engine, template: PromptTemplate, label: str, room: int) -> None:
+    """Raise InputError if a private text does not reach the model: public words in its place, whole
+    and cut to nothing, have to make different prompts."""
+    examples = shown_examples(engine, template, label, "", room)
+    prompts = {
+        encode_private(engine, template, text, label, examples, room) for text in PUBLIC_TEXTS
+    }
+    if len(prompts) < len(PUBLIC_TEXTS):
+        raise InputError(
+            f"engine.max_model_len: the prompt leaves no room for a private text in the {room} "
+            "tokens that method.max_tokens leaves of the context, or the model's tokenizer does "
+            "not tell one text from another"
+        )
 
 
 def frame(

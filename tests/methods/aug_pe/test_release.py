@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from dpray import registry as methods
 from dpray.config.config import Config
-from dpray.engines.base import EngineError
+from dpray.engines.base import Completion, EngineError
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.types import InputError, Resumable
@@ -119,6 +120,48 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(
     account = ledger.account("notes")
     assert account is not None and len(account.charges) == 1
     ledger.close()
+
+
+def test_what_writes_the_texts_may_change_between_two_votes(
+    config: Callable[..., Config], asked: Asked
+) -> None:
+    """A vote is charged for any population, so whoever chooses the next one's model or prompts
+    computes on what was published."""
+    run = config()
+    asked.left = 7 * 3 + 1
+    with pytest.raises(Resumable, match="HTTP status 500"):
+        asked.run(run)
+    asked.left = 10**9
+    first = Path(run.output.path) / "private" / "parts" / "votes-0001.json"
+    before = first.read_bytes()
+    for fixed in ({"method__variations": 2}, {"embedder": {"model": "another"}}):
+        with pytest.raises(InputError, match="another configuration"):
+            asked.run(config(**fixed))
+    report = asked.run(config(method__temperature=0.7, engine__dtype="float32"))
+    assert first.read_bytes() == before and report["records"] == 7
+    changed = report["sampling"]["changed_during_the_run"]
+    assert changed.startswith("engine.dtype, method.temperature: ")
+    with closing(Ledger.open(run.privacy.ledger)) as ledger:
+        assert ledger.account("notes").spent.epsilon == report["epsilon"]  # type: ignore[union-attr]
+        assert sum(1 for _ in ledger.started(report["ledger"]["reservation"])) == 3
+
+
+class Silent(Asked):
+    """A model that writes nothing but refusals once it was tried."""
+
+    def generate(self, prompts: Any, sampling: Any, on_completion: Any = None) -> Any:
+        refusals = [Completion("I'm sorry, but I cannot.", 1, 1)] * len(prompts)
+        for number, refusal in enumerate(refusals):
+            on_completion(number, refusal)
+        return refusals
+
+
+def test_a_model_that_refuses_everything_can_be_replaced(
+    config: Callable[..., Config], asked: Asked
+) -> None:
+    with pytest.raises(Resumable, match=r"answered none .*label 'a'.*the run is charged"):
+        Silent(asked.engine).run(config())
+    assert asked.run(config(engine__dtype="float32"))["records"] == 7
 
 
 def test_a_run_without_noise_is_stamped_and_charges_nothing(

@@ -249,6 +249,19 @@ def test_a_bad_value_of_a_control_column_is_found_before_anything_is_drawn(
     assert Counter(record["control"]["kind"] for record in lines(run)) == {"x": 2, "y": 2}
 
 
+def test_a_chain_that_began_takes_other_keys_of_its_texts_alone(
+    config: Make, watched: Watched
+) -> None:
+    watched.stop_at = "2-aug_pe: iteration 2"
+    with pytest.raises(Resumable):
+        watched.run(config("dp_kps", "aug_pe"))
+    for fixed in ({"dp_kps__temperature": 0.5}, {"aug_pe__variations": 3}):
+        with pytest.raises(InputError, match=r"another configuration \(other now: \w+"):
+            watched.run(config("dp_kps", "aug_pe", **fixed))
+    report = watched.run(config("dp_kps", "aug_pe", aug_pe__temperature=0.5))
+    assert "method.temperature: " in report["sampling"]["changed_during_the_run"]
+
+
 def test_a_chain_that_began_takes_no_other_shares(config: Make, watched: Watched) -> None:
     watched.stop_at = "2-aug_pe: iteration 1"
     with pytest.raises(Resumable):

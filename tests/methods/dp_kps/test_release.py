@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +86,14 @@ def test_sequences_say_what_their_class_says(config: Callable[..., Config]) -> N
 
 
 class Forgetful(Echo):
-    """A model that leaves out the last term: of its first prompt always, of others when it is asked
-    for the first time."""
+    """A model that leaves out the last term: of its first prompt after the trial always, of others
+    when it is asked for the first time."""
 
     def generate(self, prompts: Any, sampling: Any, on_completion: Any) -> list[Completion]:
         made = []
         for number, prompt in enumerate(prompts):
             terms = prompt.user.rsplit(": ", 1)[1].split(", ")
-            again = prompt.user in self.prompts[1:] and prompt.user != self.prompts[0]
+            again = prompt.user in self.prompts[2:] and prompt.user != self.prompts[1]
             self.prompts.append(prompt.user)
             made.append(Completion(" ".join(terms if again else terms[:-1]), 5, 3))
             on_completion(number, made[-1])
@@ -109,7 +110,7 @@ def test_a_text_that_lacks_terms_is_asked_for_again_and_then_left_out(
     assert 0 < len(records) < 40
     for record in records:
         assert record["text"] == " ".join(record["terms"])
-        assert not model.prompts[0].endswith(", ".join(record["terms"]))
+        assert not model.prompts[1].endswith(", ".join(record["terms"]))
     with pytest.raises(InputError, match="least_terms: more than sequence_length"):
         config(method__least_terms=4)
 
@@ -171,7 +172,7 @@ def test_texts_are_asked_for_once_and_empty_ones_again(
     records = lines(run)
     assert len(records) == 40 and all(r["text"] == ", ".join(r["terms"]) for r in records)
     assert all(prompt.startswith("Write a note that contains") for prompt in model.prompts)
-    assert report["calls"]["calls"] == len(model.prompts) > 40
+    assert report["calls"]["calls"] == len(model.prompts) - 2 > 40  # two tried the model
     assert not any("Marlowe" in prompt for prompt in model.prompts)
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.name not in ("records.jsonl", "kps.jsonl"):
@@ -254,21 +255,111 @@ def test_an_embedder_that_is_not_there_is_found_before_a_pass_begins(
     assert methods.run(config(**rff))["records"] == 40
 
 
-def test_how_the_model_is_reached_may_change_and_what_it_writes_may_not(
+class Down(Echo):
+    """An endpoint that is gone once it was tried."""
+
+    def generate(self, prompts: Any, *more: Any) -> list[Completion]:
+        if len(prompts) > 1:
+            raise EngineError("no connection")
+        return super().generate(prompts, *more)
+
+
+class Empty(Echo):
+    """A model that thinks, and is cut off by its longest answer, once it was tried."""
+
+    def generate(self, prompts: Any, sampling: Any, on_completion: Any) -> list[Completion]:
+        if len(prompts) == 1:
+            return super().generate(prompts, sampling, on_completion)
+        thought = Completion("<think>So many words", 5, 3, "length")
+        for number, _ in enumerate(prompts):
+            on_completion(number, thought)
+        return [thought] * len(prompts)
+
+
+TEXTS_OF = {"engine__kind": "openai", "engine__model": "m", "method__document_type": "note"}
+
+
+def test_what_shapes_only_the_calls_may_change_once_all_is_measured(
     config: Callable[..., Config],
 ) -> None:
-    class Down(Echo):
-        def generate(self, *_: Any) -> list[Completion]:
-            raise EngineError("no connection")
-
-    texts = {"engine__kind": "openai", "engine__model": "m", "method__document_type": "note"}
-    with pytest.raises(Resumable, match="no connection"):
-        methods.run(config(**texts), build=lambda section: Down())
+    with pytest.raises(Resumable, match=r"no connection; the run is charged"):
+        methods.run(config(**TEXTS_OF), build=lambda section: Down())
+    for fixed in ({"method__temperature": 0.5}, {"method__records": 9}):
+        with pytest.raises(InputError, match=r"another configuration \(other now: method\.\w+\)"):
+            methods.run(config(**TEXTS_OF, **fixed))
+    others = {
+        "engine__base_url": "http://localhost:8001/v1", "engine__max_in_flight": 2,
+        "engine__model": "n", "method__generation_temperature": 0.5,
+        "method__document_type": "letter",
+    }  # fmt: skip
+    model, run = Echo(), config(**TEXTS_OF | others)
+    report = methods.run(run, build=lambda section: model)
+    assert report["records"] == 40 and model.prompts[0].startswith("Write a letter")
+    changed = "engine.model, method.document_type, method.generation_temperature"
+    assert report["sampling"]["changed_during_the_run"].startswith(f"{changed}: ")
+    assert report["public_inputs"]["model"] == "n"
+    released = json.loads((Path(run.output.path) / "run.json").read_text())["config"]
+    assert released["engine"]["model"] == "n" and "base_url" not in released["engine"]
+    assert released["method"]["generation_temperature"] == 0.5
     with pytest.raises(InputError, match="another configuration"):
-        methods.run(config(**texts, method__generation_temperature=0.5))
-    other = {"engine__base_url": "http://localhost:8001/v1", "engine__max_in_flight": 2}
-    report = methods.run(config(**texts, **other), build=lambda section: Echo())
-    assert report["records"] == 40
+        methods.run(config(**TEXTS_OF))  # a run that is finished is what it was
+    with closing(Ledger.open(run.privacy.ledger)) as ledger:
+        assert len(ledger.account("notes").charges) == 1  # type: ignore[union-attr]
+
+
+def test_before_all_is_measured_the_engine_may_not_change(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(shards: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dp_kps_run, "total_sums", stop)
+        with pytest.raises(Resumable):
+            methods.run(config(**TEXTS_OF), build=lambda section: Echo())
+    with pytest.raises(InputError, match=r"other now: engine\.model"):
+        methods.run(config(**TEXTS_OF | {"engine__model": "n"}))
+
+
+@pytest.mark.parametrize(("records", "answers"), [(40, 20), (3, 9)])
+def test_a_model_that_writes_nothing_stops_the_run_and_another_one_goes_on(
+    config: Callable[..., Config], records: int, answers: int
+) -> None:
+    """The budget would be spent on no record. What was empty is asked for again."""
+    run = config(**TEXTS_OF, method__records=records)
+    why = rf"{answers} empty answers in a row \(finish_reason length\).*the run is charged"
+    with pytest.raises(Resumable, match=why):
+        methods.run(run, build=lambda section: Empty())
+    assert not (Path(run.output.path) / "synthetic.jsonl").exists()
+    assert methods.run(run, build=lambda section: Echo())["records"] == records
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (
+            Completion(" \n", 5, 3, "length"),
+            Resumable,
+            r"3 empty answers .* \(finish_reason length",
+        ),
+        (Completion("<think>", 5, 3), Resumable, r"^engine\.model: 3 empty answers in a row: "),
+        (EngineError("m: HTTP status 401"), InputError, r"^engine: m: HTTP status 401"),
+    ],
+)
+def test_an_endpoint_is_tried_before_the_charge(
+    config: Callable[..., Config], answer: Any, error: type[Exception], words: str
+) -> None:
+    class Tried(Echo):
+        def generate(self, prompts: Any, sampling: Any, on_completion: Any) -> list[Completion]:
+            assert len(prompts) == 1 and sampling[0].temperature == 0.25
+            if isinstance(answer, Exception):
+                raise answer
+            return [answer]
+
+    run = config(**TEXTS_OF, method__generation_temperature=0.25)
+    with pytest.raises(error, match=rf"{words}.*nothing was charged"):
+        methods.run(run, build=lambda section: Tried())
+    assert not Path(run.privacy.ledger.removeprefix("sqlite:///")).exists()
 
 
 def test_the_progress_says_nothing_of_how_many_records_there_are(

@@ -201,6 +201,28 @@ def test_texts_that_were_written_are_kept_when_the_engine_stops(
     assert {prompt.user for prompt in asked} == {"label: a\n", "label: b\n"}
 
 
+def test_what_writes_the_texts_may_change_once_the_model_is_trained(
+    config: Callable[..., Config],
+) -> None:
+    """As it may have to, where an engine cannot load the tuned model."""
+    run, other = config(), {"method__temperature": 0.5, "engine__dtype": "float32"}
+    open_budget(run)
+    interrupt(run, 3)
+    with pytest.raises(InputError, match=r"other now: engine\.dtype, method\.temperature\)"):
+        methods.run(config(**other))
+
+    def cannot_load(section: Any) -> Any:
+        raise EngineError("it cannot be loaded")
+
+    with pytest.raises(Resumable, match="cannot be loaded"):
+        methods.run(run, build=cannot_load)
+    for fixed in ({"engine__model": "smollm2"}, {"method__clip_norm": 0.5}):
+        with pytest.raises(InputError, match=r"other now: \w+\.\w+\)"):
+            methods.run(config(**fixed))
+    report = methods.run(config(**other))
+    assert report["sampling"]["changed_during_the_run"].startswith("engine.dtype, method.temp")
+
+
 def test_a_bad_row_is_found_before_the_training_begins_and_can_be_mended(
     config: Callable[..., Config], records_file: Path
 ) -> None:
