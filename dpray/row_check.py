@@ -10,20 +10,22 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpray.config.config import Config
+from dpray.config.config import Config, DataConfig
 from dpray.config.sections import MethodSettings, TextSettings
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
 from dpray.io.columns import column_of, label_name
+from dpray.io.file_encodings import header_sample, likely_encodings
 from dpray.io.files import make_private, write_durably
-from dpray.io.formats import Where, base_name
-from dpray.io.records import scan_piece
+from dpray.io.formats import Piece, Where
+from dpray.io.records import scan_piece, titles_in
 from dpray.io.schema_file import is_grammar
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit
@@ -39,6 +41,9 @@ texts."""
 
 TEXTS_AT_ONCE = 1000
 """Rows between two reports of progress."""
+
+MOST_FITS = 4
+"""The most encodings that are proposed."""
 
 MOST_CUT = 0.05
 """If a limit cuts a larger share of the texts, another limit is proposed."""
@@ -72,10 +77,11 @@ def check_rows(
             tally.codec = load_codec(model, config.engine.max_model_len)
         except InputError as error:
             tally.no_tokens = str(error)
+    names = config.data.columns | plan.reads.column_values.keys()
+    pieces = [replace(piece, columns=names) for piece in pieces]
     for number, piece in enumerate(pieces):
         # The number of rows is private; this check shows it to the owner.
         activity = f"reading file {number + 1} of {len(pieces)}"
-        before = tally.rows
         try:
             for where, row in scan_piece(piece):
                 if tally.rows % TEXTS_AT_ONCE == 0:
@@ -83,9 +89,13 @@ def check_rows(
                 tally.add(where, row)
         except InputError as error:
             tally.refuse(str(error))
-        else:
-            if tally.rows == before:
-                tally.refuse(f"{base_name(piece.file)} holds no rows")
+    if not tally.rows and not tally.reasons:
+        tally.refuse(f"data.path: {config.data.path} holds no rows")
+    has_other_bytes = any("the bytes are not valid" in reason for reason in tally.reasons)
+    if has_other_bytes or config.data.encoding is not None:
+        tally.encodings = encodings_of(pieces, config.data)
+    if not tally.characters:
+        tally.titles = titles_in(pieces[0].file, config.data.format)
     return tally.summary()
 
 
@@ -107,6 +117,8 @@ class Tally:
         self.texts = self.data.text_columns
         self.fits = fitting(plan.config.method.each[-1]) if self.data.is_table else None
         self.misfits = 0
+        self.encodings: Mapping[str, str] = {}
+        self.titles = 0
 
     def add(self, where: Where, row: Mapping[str, Any] | InputError) -> None:
         self.rows += 1
@@ -197,6 +209,11 @@ class Tally:
     def _proposals(self) -> list[dict[str, Any]]:
         """Return keys that the owner may want to set, each with the reason."""
         found: dict[str, tuple[str | int, str]] = {}
+        if self.titles:
+            found["data.skip_rows"] = (
+                self.titles,
+                "lines above the header seem to be titles",
+            )
         for reason, count in self.reasons.items():
             if key := re.search(r"set (data\.\w+)=(\S+)$", reason):
                 found[key[1]] = key[2], f"{count:,} rows have other bytes"
@@ -210,7 +227,20 @@ class Tally:
             if too_long > MOST_CUT * total:
                 value = math.ceil(_length(lengths, 1 - MOST_CUT) / ROUND) * ROUND
                 found[limit.key] = value, f"{too_long / total:.0%} are cut at {limit.most}"
-        return [{"key": key, "value": value, "why": why} for key, (value, why) in found.items()]
+        each = [("data.encoding", encoded) for encoded in self.encodings.items()]
+        return [
+            {"key": key, "value": value, "why": why}
+            for key, (value, why) in [*each, *found.items()]
+        ]
+
+
+def encodings_of(pieces: Sequence[Piece], data: DataConfig) -> dict[str, str]:
+    """Return the likely encodings of the files, each with what it would mean: the names in the
+    header that are not ASCII, and no text."""
+    files = [piece.file for piece in pieces]
+    found = likely_encodings(files, data.format, [*data.label_names, *data.columns])[:MOST_FITS]
+    header = header_sample(files[0], data.format)
+    return {fit.encoding: fit.meaning(header) for fit in found}
 
 
 def fitting(method: MethodSettings) -> Callable[[str], bool] | None:

@@ -41,7 +41,7 @@ Settings = Callable[..., dict[str, Any]]
         ({"data__encoding": "cp12525"}, "data.encoding: not an encoding of texts that Python"),
         ({"data__encoding": "rot13"}, "data.encoding: not an encoding of texts that Python"),
         ({"data__text": []}, "data.text: a column, or a list of columns"),
-        ({"data__text": 7}, "data.text: a column, or a list of columns"),
+        ({"data__text": 7.5}, "data.text: a column, or a list of columns"),
         ({"data__text": ["a", "a"]}, "data.text: a column is given twice"),
         ({"data__empty": "drop"}, "data.empty: Input should be 'refuse' or 'skip'"),
         ({"engine__kind": "openai"}, "engine.kind: "),

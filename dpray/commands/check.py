@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -69,7 +70,8 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
     for each in found["proposals"]:
         # A proposed length depends on private rows, and the configuration is released.
         note = "; it depends on private rows, and is released" if "method" in each["key"] else ""
-        console.note("proposal", "yellow", f"{each['key']}={each['value']}: {each['why']}{note}")
+        setting = shlex.quote(f"{each['key']}={each['value']}")
+        console.note("proposal", "yellow", f"{setting}: {each['why']}{note}")
     if found["refused"]:
         console.note("refused", "red", "these errors would end a run; nothing was charged")
     else:

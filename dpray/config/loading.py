@@ -17,6 +17,11 @@ from dpray.types import CONTROL, InputError, first_line
 M = TypeVar("M", bound=BaseModel)
 
 
+SIGNS = ("data.delimiter", "data.quote", "data.escape")
+"""After the file, a single character is the value of these keys as it is typed: YAML has a meaning
+for most of those that divide cells, such as `|`, `~` and `#`."""
+
+
 def read_tree(path: str | Path, overrides: Sequence[str]) -> Any:
     """Read the plain tree of a YAML file with `key.sub=value` overrides. Raises InputError."""
     settings = [_setting(each) for each in overrides]
@@ -38,6 +43,8 @@ def _setting(written: str) -> tuple[str, Any]:
     key, sign, value = written.partition("=")
     if not sign:
         raise InputError(f"{written}: settings after the file are written key.sub=value")
+    if key in SIGNS and (len(value) == 1 or (key, value) == ("data.quote", "")):
+        return key, value
     try:
         return key, parse_yaml(value)
     except ValueError as error:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from dpray.io.formats import Where
+from dpray.io.formats import TWICE, Where, folder_columns
 from dpray.types import InputError, valid_unicode
 
 MOST_NAMES = 20
@@ -27,17 +27,28 @@ MOST_KEYS = 50
 
 Label = bool | int | float | str
 
+_VISIBLE = re.compile(
+    r"[^\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    r"\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
+    r"\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Matches what can be seen: no blank, no control character, none that Unicode says to ignore
+(Default_Ignorable_Code_Point), and no empty Braille cell."""
+
 
 def column_of(row: Mapping[str, Any], name: str, where: Where) -> Any:
     """Return the value of a column, None for null. A dotted name leads to a nested value if no
     column has this very name; a number in it counts the entries of a list from 0, and an entry
     beyond the end is null. Raises InputError; at the first row it lists the columns there are."""
     try:
-        return value_at(row, name)
+        value = value_at(row, name)
     except LookupError:
         # Later rows of JSON may have names of their own, which are as private as values.
         listed = _there_are(row, name, where) if where.row == 1 else ""
         raise InputError(f"{where}: no column '{name}'{listed}") from None
+    if value is TWICE:
+        raise InputError(f"{where}: column '{name}' is named twice; rename one of the two")
+    return value
 
 
 def value_at(value: Any, name: str) -> Any:
@@ -45,8 +56,8 @@ def value_at(value: Any, name: str) -> Any:
     if isinstance(value, Mapping) and name in value:
         return value[name]
     for part in name.split("."):
-        if value is None:
-            return None
+        if value is None or value is TWICE:
+            return value
         if isinstance(value, list | tuple) and re.fullmatch(r"\d{1,9}", part):
             value = value[int(part)] if int(part) < len(value) else None
         elif isinstance(value, Mapping) and part in value:
@@ -71,6 +82,7 @@ def _there_are(row: Mapping[str, Any], name: str, where: Where) -> str:
 def listed_names(names: Sequence[str]) -> str:
     """Return names of columns for a message. A file without a header has values in their place, so
     what does not look like a name is not shown."""
+    names = [each for each in dict.fromkeys(names) if each.strip()]
     shown = [each for each in names if looks_like_name(each)]
     listed = ", ".join(shown[:MOST_NAMES]) or "none"
     more = f" and {len(shown) - MOST_NAMES} more" if len(shown) > MOST_NAMES else ""
@@ -137,9 +149,9 @@ def _way_in(value: Any, column: str, where: Where) -> str:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a text is empty: null, or nothing but blanks. This is the one rule for
+    """Return whether a text is empty: null, or nothing that can be seen. This is the one rule for
     `data.empty`."""
-    return value is None or (isinstance(value, str) and not value.strip())
+    return value is None or (isinstance(value, str) and not _VISIBLE.search(value))
 
 
 def label_name(value: Any) -> str:
@@ -148,6 +160,15 @@ def label_name(value: Any) -> str:
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     return valid_unicode(str(value))
+
+
+def value_name(value: Any) -> str:
+    """Return the name of a public value of a column: as YAML writes it, null for NaN too, and a
+    whole number without a point, since a column with a missing number holds 1.0 for 1."""
+    if value is None or value != value:
+        return "null"
+    is_whole = isinstance(value, float) and value.is_integer()
+    return label_name(int(value) if is_whole else value)
 
 
 def check_labels(labels: Sequence[Any]) -> None:
@@ -177,15 +198,17 @@ def plain_value(value: Any, column: str, where: Where) -> Any:
 
 
 def match_label(value: Any, by_name: Mapping[str, Label], column: str, where: Where) -> str:
-    """Return the name of a row's label, one of `by_name` and of the same type. The cells of CSV are
-    all texts, and match by name. Raises InputError."""
+    """Return the name of a row's label, one of `by_name` and of the same type. The cells of CSV and
+    the names of folders are all texts, and match by name. Raises InputError."""
     name = label_name(plain_value(value, column, where))
     if name not in by_name:
         raise InputError(f"{where}: the label is not one of data.labels")
     label = by_name[name]
-    if type(value) is not type(label) and isinstance(value, Label) and where.typed:
-        raise InputError(f"{where}: the label is {_kind(value)}, and in data.labels {_kind(label)}")
-    return name
+    if type(value) is type(label) or not isinstance(value, Label) or not where.typed:
+        return name
+    if isinstance(value, str) and column in folder_columns(where.file):
+        return name
+    raise InputError(f"{where}: the label is {_kind(value)}, and in data.labels {_kind(label)}")
 
 
 def _kind(label: Label) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
-from dpray.io.columns import column_of, is_empty, match_label, plain_value
+from dpray.io.columns import column_of, is_empty, match_label, plain_value, value_name
 from dpray.io.file_list import list_files
-from dpray.io.formats import Piece, Where, base_name, kind_of
+from dpray.io.formats import Piece, Where, kind_of
 from dpray.io.records import count_rows, cut, numbered, read_piece
 from dpray.mechanisms.batches import content_id, content_rank
 from dpray.types import InputError, valid_unicode
@@ -46,29 +47,23 @@ MOST_TASKS = 1000
 
 
 def check_first_records(data: DataConfig) -> None:
-    """Raise InputError, as `record_rows` does, if the first row of the first file is no record:
-    most often a column is mistyped."""
-    _, where, row = next(_numbered(data_pieces(data)[0]))
-    to_row(where, row, data)
+    """Raise InputError, as `record_rows` does, if the first row of a file is no record, or if no
+    file has a row. A stray file is found so, and a column that is mistyped."""
+    has_rows = False
+    for piece in data_pieces(data):
+        for where, row in islice(read_piece(piece), 1):
+            to_row(where, row, data)
+            has_rows = True
+    if not has_rows:
+        raise InputError(f"data.path: {data.path} holds no rows")
 
 
 def data_pieces(data: DataConfig) -> list[Piece]:
     """Return the files of `data.path`, each with its number."""
     return [
-        Piece(file, file_number=number, format=data.format)
+        Piece(file, file_number=number, format=data.format, columns=data.columns)
         for number, file in enumerate(list_files(data.path))
     ]
-
-
-def _numbered(piece: Piece) -> Iterator[tuple[int, Where, dict[str, Any]]]:
-    """Yield the rows with their numbers in the whole file."""
-    number = piece.rows
-    for where, row in read_piece(piece):
-        yield number, where, row
-        number += 1
-    # A piece may lie in the midst of a line.
-    if number == piece.rows and piece.end is None:
-        raise InputError(f"{base_name(piece.file)} holds no rows")
 
 
 def record_rows(
@@ -89,9 +84,11 @@ def record_rows(
     stays what it is. How many rows were left out is private, and is shown nowhere.
 
     Raises InputError naming the row for a missing column, a label outside the label set, a value
-    that is no text, an empty text, and for a file without rows.
+    that is no text, and an empty text.
     """
-    for number, where, row in _numbered(piece):
+    names = data.columns | {*(column_values or ())}
+    rows = read_piece(replace(piece, columns=names))
+    for number, (where, row) in enumerate(rows, start=piece.rows):
         if (found := to_row(where, row, data, column_values)) is not None:
             if by_place and data.unit is None:
                 found["unit"] = f"file {piece.file_number}, row {number}"
@@ -225,7 +222,7 @@ def _columns(
         if name == data.label:
             columns[name] = match_label(column_of(row, name, where), data.label_names, name, where)
             continue
-        columns[name] = str(plain_value(column_of(row, name, where), name, where))
+        columns[name] = value_name(column_of(row, name, where))
         if columns[name] not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
     return columns
