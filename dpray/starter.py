@@ -16,10 +16,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpray.engines.model_path import SMOLLM2
 from dpray.io.columns import Label, column_of, label_name, listed_names, plain_value
-from dpray.io.encodings import fits, is_utf_8, is_western
+from dpray.io.encodings import decoded, fits, is_utf_8, is_western
 from dpray.io.file_encodings import SAMPLE, first_lines, header_sample
 from dpray.io.file_list import list_files
-from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece, base_name
+from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece, base_name, known_encoding
 from dpray.io.records import Header, read_file_header, read_piece, titles_in
 from dpray.io.yaml_text import dump_yaml, parse_yaml
 from dpray.methods.config import load_config
@@ -126,13 +126,13 @@ def write_checked(target: Path, text: str) -> None:
 
 
 def in_encoding(
-    files: Sequence[str], form: FileFormat, known: Sequence[str], looks: bool, ask: Ask | None
+    files: Sequence[str], form: FileFormat, words: Sequence[str], looks: bool, ask: Ask | None
 ) -> FileFormat:
     """Return the format with the encoding of the files, by their first rows with `looks`, else by
     the header of the first one. It stays None for UTF-8, and if a byte order mark names it.
 
-    An encoding is taken without a question if the text is surely western European, or if the words
-    of `known`, which a person gave, are there with no other. Raises InputError that lists the
+    An encoding is taken without a question if the text is surely western European, or if more of
+    `words`, which a person gave, are there than with any other. Raises InputError that lists the
     likely ones if there is nobody to ask.
     """
     if form.encoding is not None:
@@ -150,8 +150,8 @@ def in_encoding(
         if is_utf_8(sample) and not sample.isascii():
             raise InputError(f"{name} is not in UTF-8, and {base_name(file)} is; save all in UTF-8")
     sample = b"\n".join(samples.values())
-    found = fits(sample, known)
-    if len([fit for fit in found if fit.has_known]) == 1:
+    found = fits(sample, words)
+    if found and found[0].known > max((fit.known for fit in found[1:]), default=0):
         return replace(form, encoding=found[0].encoding)
     if is_western(sample):
         return replace(form, encoding=WINDOWS)
@@ -162,7 +162,11 @@ def in_encoding(
             f"{name}: not in UTF-8; give --encoding, the one whose words are right: {listed}"
         )
     answer = ask(f"{name} is not in UTF-8. The encoding whose words are right, of {listed}", None)
-    if answer not in (fit.encoding for fit in found):
+    try:
+        text = decoded(sample, known_encoding(answer) or "")
+    except ValueError as error:
+        raise InputError(f"--encoding: {error}") from None
+    if text is None:
         raise InputError(f"--encoding: the bytes of {name} are not in it, or make no text")
     return replace(form, encoding=answer)
 

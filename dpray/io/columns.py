@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -162,13 +162,15 @@ def label_name(value: Any) -> str:
     return valid_unicode(str(value))
 
 
-def value_name(value: Any) -> str:
-    """Return the name of a public value of a column: as YAML writes it, null for NaN too, and a
-    whole number without a point, since a column with a missing number holds 1.0 for 1."""
-    if value is None or value != value:
-        return "null"
-    is_whole = isinstance(value, float) and value.is_integer()
-    return label_name(int(value) if is_whole else value)
+def value_name(value: Any, names: Container[str] = ()) -> str:
+    """Return the name of a public value of a column: that of a label, and `null` for null and NaN.
+    A whole number with or without `.0` goes by the one of `names`: a column of numbers in which one
+    is missing has 1.0 for 1."""
+    name = "null" if value is None or value != value else label_name(value)
+    if name not in names and re.fullmatch(r"-?\d+(\.0)?", name):
+        other = name.removesuffix(".0") if name.endswith(".0") else f"{name}.0"
+        return other if other in names else name
+    return name
 
 
 def check_labels(labels: Sequence[Any]) -> None:

@@ -66,13 +66,13 @@ _RUN = re.compile(r"[^\x00-\x7f]{3}")
 @dataclass(frozen=True)
 class Fit:
     """An encoding that bytes may be in, and the text that they are with it. `odd` is the share of
-    characters beyond ASCII that are rare in such texts; `has_known`: a word that a person gave is
-    there."""
+    characters beyond ASCII that are rare in such texts; `known` is the number of words that
+    a person gave and that are there."""
 
     encoding: str
     text: str
     odd: float
-    has_known: bool
+    known: int
 
     def meaning(self, sample: bytes) -> str:
         """Return what the encoding is for, and the first words beyond ASCII of bytes in it."""
@@ -96,18 +96,18 @@ def decoded(sample: bytes, encoding: str) -> str | None:
     return None if re.search(r"[\0\x80-\x9f]", text) else text
 
 
-def fits(sample: bytes, known: Iterable[str] = ()) -> list[Fit]:
+def fits(sample: bytes, words: Iterable[str] = ()) -> list[Fit]:
     """Return the encodings that the whole sample may be in, one for each text that they make of it,
-    the most likely ones first: those whose text has words of `known`, which a person gave, and then
+    the most likely ones first: those whose text has most of `words`, which a person gave, and then
     those with the fewest odd characters."""
-    words = [word for word in known if len(word) > 1 and not word.isascii()]
+    words = [word for word in words if len(word) > 1 and not word.isascii()]
     found: dict[str, Fit] = {}
     for encoding in ENCODINGS:
         text = decoded(sample, encoding)
         if text is not None and text not in found:
-            has_known = any(word in text for word in words)
-            found[text] = Fit(encoding, text, oddness(text, encoding), has_known)
-    return sorted(found.values(), key=lambda fit: (not fit.has_known, fit.odd))
+            known = sum(word in text for word in words)
+            found[text] = Fit(encoding, text, oddness(text, encoding), known)
+    return sorted(found.values(), key=lambda fit: (-fit.known, fit.odd))
 
 
 def oddness(text: str, encoding: str) -> float:
@@ -141,17 +141,19 @@ def _is_common(sign: str, encoding: str, ranges: Iterable[tuple[int, int]]) -> b
 
 
 def is_western(sample: bytes) -> bool:
-    """Return whether bytes are surely in cp1252: their words have the letters of one western
-    European language, or no letters beyond ASCII, and are no better ones in `OTHERS`."""
+    """Return whether bytes are surely in cp1252: with all encodings of `OTHERS` they have the same
+    western European letters, or these are of one language, and make no language with the others."""
     if (text := decoded(sample, "cp1252")) is None:
         return False
     words = _WORD.findall(text)
     if any(_odd(word, "cp1252") or (len(word) > 1 and _is_foreign(word)) for word in words):
         return False
-    share = _share(text, WESTERN)
     others = {encoding: decoded(sample, encoding) for encoding in OTHERS}
     rivals = [_share(other, OTHERS[e]) for e, other in others.items() if other not in (None, text)]
-    return share >= ENOUGH and max(rivals, default=0.0) < share - (1 - ENOUGH)
+    if not rivals:
+        return _share(text, ["".join(WESTERN)]) >= ENOUGH
+    share = _share(text, WESTERN)
+    return share >= ENOUGH and max(rivals) < share - (1 - ENOUGH)
 
 
 def _is_foreign(word: str) -> bool:

@@ -74,9 +74,9 @@ def is_in_encoding(file: str, encoding: str) -> bool:
     return True
 
 
-def likely_encodings(files: Sequence[str], form: FileFormat, known: Sequence[str]) -> list[Fit]:
+def likely_encodings(files: Sequence[str], form: FileFormat, words: Sequence[str]) -> list[Fit]:
     """Return the encodings that fit the whole of all text files, the most likely ones first; only
-    those with words of `known`, which a person gave, if there are some. Empty if the files are in
+    those with most of `words`, which a person gave, if they have some. Empty if the files are in
     the encoding of `form` and no words look wrong with it, and if some of them are in UTF-8, since
     no encoding fits both kinds."""
     texts = [file for file in files if has_unknown_encoding(file)]
@@ -85,10 +85,10 @@ def likely_encodings(files: Sequence[str], form: FileFormat, known: Sequence[str
     if not beyond or any(map(is_utf_8, beyond)):
         return []
     sample = b"".join(beyond)
-    found = fits(sample, known)
+    found = fits(sample, words)
     if is_western(sample):
         found = [fit for fit in found if fit.encoding == "cp1252"]
-    found = [fit for fit in found if fit.has_known] or found
+    found = [fit for fit in found if fit.known == found[0].known]
     if form.encoding is not None and (text := decoded(sample, form.encoding)) is not None:
         odd = oddness(text, form.encoding)
         found = [fit for fit in found if fit.odd < odd - ODDER]

@@ -447,10 +447,11 @@ def _header_of(lines: Sequence[str], dialect: Mapping[str, Any]) -> tuple[int, i
 
 
 def _is_title(cells: Sequence[str], names: Sequence[str]) -> bool:
-    """Return whether a line above a header is no header itself."""
-    is_short = len(cells) != len(names) or _filled(cells) <= len(names) // 2
-    starts = not _filled(cells) or bool(cells[0].strip())
-    return is_short and starts and _filled(cells) < _filled(names)
+    """Return whether a line above a header is no header itself: it has another number of cells than
+    all lines below, or most are empty."""
+    if len(cells) != len(names) or not _filled(cells):
+        return True
+    return bool(cells[0].strip()) and _filled(cells) <= len(names) // 2
 
 
 def _filled(cells: Sequence[str]) -> int:

@@ -222,7 +222,7 @@ def _columns(
         if name == data.label:
             columns[name] = match_label(column_of(row, name, where), data.label_names, name, where)
             continue
-        columns[name] = value_name(column_of(row, name, where))
+        columns[name] = value_name(column_of(row, name, where), values)
         if columns[name] not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
     return columns

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import stat
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -174,6 +176,66 @@ def test_encoding_and_delimiter_are_proposed(job: Job, tmp_path: Path) -> None:
         dpray.load(*arguments, f"data.path={tmp_path}/notes.csv", "data.delimiter=^")
     )
     assert not found["refused"] and found["proposals"] == []
+
+
+def proposals(*arguments: str) -> list[tuple[str, Any, str]]:
+    found = dpray.check(dpray.load(*arguments))
+    return [(each["key"], each["value"], each["why"]) for each in found["proposals"]]
+
+
+def test_an_encoding_is_proposed_with_its_meaning_and_no_text(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.csv").write_bytes("text,label\nКлиент Marlowe,Вход\n".encode("cp1251"))
+    arguments = job([], f"data.path={tmp_path}/notes.csv")
+    found = proposals(*arguments)
+    assert found[0] == ("data.encoding", "cp1251", "Cyrillic") and len(found) > 1
+    assert {key for key, _, _ in found} == {"data.encoding"}
+    # Labels that are configured are found with one of them.
+    labels = "data.labels=[Вход, Счёт]"
+    assert proposals(*arguments, labels) == [("data.encoding", "cp1251", "Cyrillic")]
+    # An encoding that is configured, and makes nonsense of the words, is doubted.
+    assert proposals(*arguments, labels, "data.encoding=cp1252")[0][1] == "cp1251"
+    assert proposals(*arguments, labels, "data.encoding=cp1251") == []
+    (tmp_path / "notes.csv").write_bytes("Текст,label\nMarlowe Клиент,a\n".encode("cp1251"))
+    assert proposals(*arguments)[0] == ("data.encoding", "cp1251", "Cyrillic: Текст")
+    assert run_command(["check", *arguments]) == 2
+    said = "".join(capsys.readouterr())
+    assert "proposal: data.encoding=cp1251: Cyrillic: Текст" in said
+    assert "Клиент" not in said and "Marlowe" not in said
+
+
+@pytest.mark.parametrize("sign", ["~", "^", "$", "#", "§"])
+def test_a_proposal_can_be_pasted(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str], sign: str
+) -> None:
+    (tmp_path / "notes.csv").write_text(f"text{sign}label\nMarlowe{sign}a\n")
+    arguments = job([], f"data.path={tmp_path}/notes.csv")
+    assert run_command(["check", *arguments]) == 2
+    said = "".join(capsys.readouterr())
+    [pasted] = [line for line in said.splitlines() if line.startswith("proposal: ")]
+    [setting, *_] = shlex.split(pasted.removeprefix("proposal: ").replace(": the", " the"))
+    echoed = subprocess.run(["bash", "-c", f"echo {pasted.split(': ')[1]}"], capture_output=True)
+    assert echoed.stdout.decode().strip() == setting == f"data.delimiter={sign}"
+    assert run_command(["check", *arguments, setting]) == 0
+
+
+def test_titles_above_a_header_are_proposed(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "notes.csv").write_text("All notes\n\ntext,label\n" + "Marlowe,a\n" * 3)
+    arguments = job([], f"data.path={tmp_path}/notes.csv")
+    why = "lines above the header seem to be titles"
+    assert proposals(*arguments) == [("data.skip_rows", 2, why)]
+    assert not dpray.check(dpray.load(*arguments, "data.skip_rows=2"))["refused"]
+
+
+def test_files_without_rows(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "part-0.jsonl").write_text("")
+    arguments = job([], f"data.path={tmp_path}/d")
+    [error] = dpray.check(dpray.load(*arguments))["errors"]
+    assert error["reason"].endswith("holds no rows")
+    (tmp_path / "d" / "part-1.jsonl").write_text(json.dumps(note()))
+    assert not dpray.check(dpray.load(*arguments))["refused"]
 
 
 def test_quantiles() -> None:
