@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ from dpray.config.config import Config, DataConfig
 from dpray.config.sections import MethodSettings, TextSettings
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
-from dpray.io.columns import column_of, label_name
+from dpray.io.columns import column_of, divider, label_name
 from dpray.io.file_encodings import header_sample, likely_encodings
 from dpray.io.files import make_private, write_durably
-from dpray.io.formats import Piece, Where
-from dpray.io.records import scan_piece, titles_in
+from dpray.io.formats import Piece, Where, kind_of
+from dpray.io.records import read_file_header, scan_piece, titles_in
 from dpray.io.schema_file import is_grammar
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit
@@ -50,9 +51,6 @@ MOST_CUT = 0.05
 
 ROUND = 64
 """Proposed numbers of tokens are multiples of this: a round number tells less about the rows."""
-
-ONE_COLUMN = re.compile(r"; there are: \w+([^\w\s.,'\"-])\w+(?:\1\w+)*(?: |$)")
-"""Matches a header with a single column that looks like several names with a delimiter."""
 
 SHARES = {"shortest": 0.0, "half": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1.0}
 
@@ -94,8 +92,11 @@ def check_rows(
     has_other_bytes = any("the bytes are not valid" in reason for reason in tally.reasons)
     if has_other_bytes or config.data.encoding is not None:
         tally.encodings = encodings_of(pieces, config.data)
-    if not tally.characters:
+    if not tally.characters and kind_of(pieces[0].file) != "hub":
         tally.titles = titles_in(pieces[0].file, config.data.format)
+        with suppress(InputError):
+            header = read_file_header(pieces[0].file, config.data.format)
+            tally.divider = header.delimiter and divider(header.columns)
     return tally.summary()
 
 
@@ -119,6 +120,7 @@ class Tally:
         self.misfits = 0
         self.encodings: Mapping[str, str] = {}
         self.titles = 0
+        self.divider: str | None = None
 
     def add(self, where: Where, row: Mapping[str, Any] | InputError) -> None:
         self.rows += 1
@@ -210,17 +212,14 @@ class Tally:
         """Return keys that the owner may want to set, each with the reason."""
         found: dict[str, tuple[str | int, str]] = {}
         if self.titles:
-            found["data.skip_rows"] = (
-                self.titles,
-                "lines above the header seem to be titles",
-            )
+            found["data.skip_rows"] = self.titles, "lines above the header seem to be titles"
+        if self.divider:
+            found["data.delimiter"] = self.divider, "the header is one column with it"
         for reason, count in self.reasons.items():
             if key := re.search(r"set (data\.\w+)=(\S+)$", reason):
                 found[key[1]] = key[2], f"{count:,} rows have other bytes"
             if "data.empty: skip" in reason:
                 found["data.empty"] = "skip", f"{count:,} texts are empty"
-            if sign := ONE_COLUMN.search(reason):
-                found["data.delimiter"] = sign[1], "the header is one column with it"
         for limit in self.plan.reads.token_limits:
             lengths = self.tokens[limit.key]
             too_long, total = cut(lengths, limit.most), lengths.total()

@@ -15,8 +15,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpray.engines.model_path import SMOLLM2
-from dpray.io.columns import Label, column_of, label_name, listed_names, plain_value
-from dpray.io.encodings import decoded, fits, is_utf_8, is_western
+from dpray.io.columns import Label, column_of, divider, label_name, listed_names, plain_value
+from dpray.io.encodings import decoded, fits, is_mostly_utf_8, is_utf_8, is_western
 from dpray.io.file_encodings import SAMPLE, first_lines, header_sample
 from dpray.io.file_list import list_files
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece, base_name, known_encoding
@@ -30,9 +30,6 @@ MOST_LABELS = 50
 MOST_FITS = 6
 
 WINDOWS = "cp1252"
-
-DIVIDED = re.compile(r"\w+([^\w\s.,'\"-])\w+(?:\1\w+)*")
-"""Matches a name that looks like several with a delimiter between them."""
 
 HUB_MODEL = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 
@@ -147,8 +144,9 @@ def in_encoding(
         return form
     name = base_name(others[0])
     for file, sample in samples.items():
-        if is_utf_8(sample) and not sample.isascii():
-            raise InputError(f"{name} is not in UTF-8, and {base_name(file)} is; save all in UTF-8")
+        if is_mostly_utf_8(sample):
+            where = "most lines are" if file == others[0] else f"{base_name(file)} is"
+            raise InputError(f"{name}: not all is in UTF-8, and {where}; save all in UTF-8")
     sample = b"\n".join(samples.values())
     found = fits(sample, words)
     if found and found[0].known > max((fit.known for fit in found[1:]), default=0):
@@ -261,8 +259,8 @@ def _listed(header: Header) -> str:
     them than the usual ones, or a title above the header."""
     if header.delimiter is None or len(header.columns) > 1:
         return str(header)
-    if found := DIVIDED.fullmatch("".join(header.columns)):
-        return f"{header}; --delimiter {shlex.quote(found[1])} divides it"
+    if sign := divider(header.columns):
+        return f"{header}; --delimiter {shlex.quote(sign)} divides it"
     return f"{header}; if that is a title, give --skip-rows, the lines above the header"
 
 

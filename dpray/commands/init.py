@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -132,7 +133,8 @@ def _show_next(target: Path) -> None:
         "plan": "what a run costs and makes; opens no data",
         "run": "charges the budget and makes the texts",
     }.items():
-        console.print(f"  dpray {command} {target}  # {words}", highlight=False, soft_wrap=True)
+        shown = shlex.quote(str(target))
+        console.print(f"  dpray {command} {shown}  # {words}", highlight=False, soft_wrap=True)
 
 
 def _ask(question: str, default: str | None) -> str:

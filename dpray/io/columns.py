@@ -22,6 +22,9 @@ MOST_NAMES = 20
 MOST_LETTERS = 40
 MOST_WORDS = 4
 
+_DIVIDED = re.compile(r"\w+([^\w\s.,'\"-])\w+(?:\1\w+)*")
+"""Matches a name that looks like several with a delimiter between them."""
+
 MOST_KEYS = 50
 """An object within a row with more keys than this may have data for keys."""
 
@@ -89,6 +92,12 @@ def listed_names(names: Sequence[str]) -> str:
     if hidden := len(names) - len(shown):
         more += f" (and {hidden} that look like values: has the file a header?)"
     return listed + more
+
+
+def divider(columns: Sequence[str]) -> str | None:
+    """Return the delimiter between names that a header with a single column seems to have."""
+    found = _DIVIDED.fullmatch("".join(columns)) if len(columns) == 1 else None
+    return found[1] if found else None
 
 
 def looks_like_name(name: str) -> bool:

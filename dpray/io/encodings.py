@@ -86,6 +86,13 @@ def is_utf_8(sample: bytes) -> bool:
     return decoded(sample, "utf-8") is not None
 
 
+def is_mostly_utf_8(sample: bytes) -> bool:
+    """Return whether most of the lines that are not ASCII are UTF-8: with another encoding they
+    would be other words, so those that are not are damaged."""
+    lines = [line for line in sample.split(b"\n") if not line.isascii()]
+    return 2 * sum(map(is_utf_8, lines)) > len(lines)
+
+
 def decoded(sample: bytes, encoding: str) -> str | None:
     """Return the text of bytes, which may break off within a character; None if they are not in
     the encoding, or make control characters with it."""

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dpray.io.encodings import Fit, decoded, fits, is_utf_8, is_western, oddness
+from dpray.io.encodings import Fit, decoded, fits, is_mostly_utf_8, is_western, oddness
 from dpray.io.formats import FileFormat, kind_of
 from dpray.io.records import READ_BYTES, open_content, read_file_header
 from dpray.io.text_files import START, UTF_8, UTF_8_MARK, encoding_of, has_nulls
@@ -82,7 +82,7 @@ def likely_encodings(files: Sequence[str], form: FileFormat, words: Sequence[str
     texts = [file for file in files if has_unknown_encoding(file)]
     samples = [lines_beyond_ascii(file, SAMPLE // len(texts)) for file in texts]
     beyond = [sample for sample in samples if sample]
-    if not beyond or any(map(is_utf_8, beyond)):
+    if not beyond or any(map(is_mostly_utf_8, beyond)):
         return []
     sample = b"".join(beyond)
     found = fits(sample, words)

@@ -54,6 +54,7 @@ DEEPEST = 6
 
 REMEDIES = {
     (".tar", ".tgz", ".tbz", ".tbz2", ".7z", ".rar", ".xz", ".lz4"): "unpack it",
+    (".gzip", ".zstd", ".bzip2"): "end its name in .gz, .zst or .bz2",
     (".xlsx", ".xls", ".xlsm", ".ods"): "save the sheet as CSV in UTF-8",
     (".eml", ".mbox", ".msg", ".pst"): "make it JSON Lines, a line for each mail",
 }

@@ -135,7 +135,7 @@ def _parquet_batches(stream: Any, piece: Piece) -> Iterator[pa.RecordBatch]:
         groups = None if piece.end is None else list(range(piece.begin, piece.end))
         columns = None
         if file.metadata.num_rows:
-            columns = _columns_read(file.schema_arrow, piece)
+            columns = _fields_read(file.schema_arrow, piece)
         yield from file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=groups, columns=columns)
 
 
@@ -160,11 +160,27 @@ def _columns_read(schema: pa.Schema, piece: Piece) -> list[str]:
     return [name for name in schema.names if piece.reads(name) and schema.names.count(name) == 1]
 
 
+def _fields_read(schema: pa.Schema, piece: Piece) -> list[str]:
+    """Return the columns, of objects only the fields that a dotted name leads to."""
+    columns = _columns_read(schema, piece)
+    named = piece.columns or frozenset(columns)
+    found = [name for name in columns if name in named]
+    for name in named - {*schema.names}:
+        first, *parts = name.split(".")
+        if first in columns and first not in named:
+            kind, path = schema.field(first).type, [first]
+            while parts and pa.types.is_struct(kind):
+                kind = kind.field(parts[0]).type
+                path.append(parts.pop(0))
+            found.append(".".join(path))
+    return found
+
+
 def _shape(kind: pa.DataType) -> Row | None:
     """Return the nested names of a type, None for one without."""
     if not pa.types.is_struct(kind):
         return None
-    return {each.name: _shape(each.type) for each in kind}
+    return row_of([(each.name, _shape(each.type)) for each in kind])
 
 
 def _open_arrow(stream: Any) -> Any:

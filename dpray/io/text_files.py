@@ -403,11 +403,14 @@ def _csv_row(
     form: FileFormat,
     reads: Callable[[str], bool],
 ) -> Row | InputError:
-    if len(cells) != len(opened.columns):
+    width = len(opened.columns)
+    if len(cells) > width and not any(cells[width:]):
+        cells = cells[:width]  # programs end rows with delimiters that the header lacks
+    if len(cells) != width:
         why = "too many; quote cells that hold the delimiter"
-        if len(cells) < len(opened.columns):
+        if len(cells) < width:
             why = "too few; correct the row, or remove it if it is a total"
-        elif len(opened.columns) == 1 and form.keys == "data.":
+        elif width == 1 and form.keys == "data.":
             why += ", and count titles above the header in data.skip_rows"
         return InputError(f"{where}: not as many fields as the header has: {why}")
     row = list(zip(opened.columns, cells, strict=True))

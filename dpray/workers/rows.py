@@ -51,9 +51,14 @@ def check_first_records(data: DataConfig) -> None:
     file has a row. A stray file is found so, and a column that is mistyped."""
     has_rows = False
     for piece in data_pieces(data):
-        for where, row in islice(read_piece(piece), 1):
-            to_row(where, row, data)
-            has_rows = True
+        try:
+            for where, row in islice(read_piece(piece), 1):
+                to_row(where, row, data)
+                has_rows = True
+        except InputError as error:
+            if not has_rows:
+                raise
+            raise InputError(f"{error}; is it data, as the files before it are?") from None
     if not has_rows:
         raise InputError(f"data.path: {data.path} holds no rows")
 

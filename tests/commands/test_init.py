@@ -355,7 +355,11 @@ def test_files_in_several_encodings(folder: Path, capsys: pytest.CaptureFixture[
     (folder / "d" / "a.csv").write_bytes("text\nGröße\n".encode("cp1252"))
     (folder / "d" / "b.csv").write_bytes("text\nGröße\n".encode())
     assert run_command(["init", "d", *NEEDED, "--look"]) == 2
-    assert "a.csv is not in UTF-8, and b.csv is; save all in UTF-8" in capsys.readouterr().err
+    said = "a.csv: not all is in UTF-8, and b.csv is; save all in UTF-8"
+    assert said in capsys.readouterr().err
+    (folder / "d" / "a.csv").write_bytes("text\nGröße\nKäse\n".encode() + b"\xe9\n")
+    assert run_command(["init", "d", *NEEDED, "--look"]) == 2
+    assert "a.csv: not all is in UTF-8, and most lines are" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("titles", ["Export\n", "Export,\n,\n", "Export of notes, 2024, all\n\n"])

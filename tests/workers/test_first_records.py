@@ -206,3 +206,40 @@ def test_a_sign_after_the_file_is_as_it_is_typed(sign: str, key: str) -> None:
     with TemporaryDirectory() as folder:
         (config := Path(folder) / "job.yaml").write_text("data: {path: x}\n")
         assert read_tree(config, [f"data.{key}={sign}"])["data"] == {"path": "x", key: sign}
+
+
+@given(
+    st.sampled_from(["x", "text", "label", "a b", ""]), st.sampled_from(["csv", "jsonl", "json"])
+)
+def test_a_name_that_is_there_twice_is_an_error_only_if_a_key_names_it(
+    name: str, kind: str
+) -> None:
+    pairs = [("text", "x"), ("label", "a"), (name, "x"), (name, "b")]
+    row = "{" + ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in pairs) + "}"
+    table = "\n".join(",".join(cells) for cells in zip(*pairs, strict=True))
+    content = {"csv": table + "\n", "jsonl": row, "json": f"[{row}]"}[kind]
+    with TemporaryDirectory() as folder:
+        (file := Path(folder) / f"a.{kind}").write_text(content)
+        if name in ("text", "label"):
+            said = rf"^a\.{kind}, row 1: column '{name}' is named twice"
+            with pytest.raises(InputError, match=said):
+                check_first_records(data(file))
+        else:
+            check_first_records(data(file))
+
+
+def test_of_an_object_only_the_named_fields_are_read(tmp_path: Path) -> None:
+    days = pa.array([1, LATE], pa.date32())
+    note = pa.StructArray.from_arrays([pa.array(["x", "y"]), days], ["body", "day"])
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"note": note, "label": ["a", "b"]}), path)
+    rows = [
+        row["note"] for _, row in read_piece(Piece(str(path), columns=frozenset({"note.body"})))
+    ]
+    assert rows == [{"body": "x"}, {"body": "y"}]
+    found = [*scan_piece(Piece(str(path), columns=frozenset({"note"})))]
+    assert [isinstance(row, InputError) for _, row in found] == [False, True]
+    with pytest.raises(
+        InputError, match=r"row 1: no column 'note.text'; there are: note.body, note"
+    ):
+        next(read_piece(Piece(str(path), columns=frozenset({"note.text"}))))
