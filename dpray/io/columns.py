@@ -183,9 +183,15 @@ def match_label(value: Any, by_name: Mapping[str, Label], column: str, where: Wh
     if name not in by_name:
         raise InputError(f"{where}: the label is not one of data.labels")
     label = by_name[name]
-    if type(value) is not type(label) and isinstance(value, Label) and where.typed:
+    if is_of_other_type(value, label, where):
         raise InputError(f"{where}: the label is {_kind(value)}, and in data.labels {_kind(label)}")
     return name
+
+
+def is_of_other_type(value: Any, label: Label, where: Where) -> bool:
+    """Return whether a value that goes by a label's name is of another type. The cells of CSV have
+    no type, nor have values that JSON does not have."""
+    return type(value) is not type(label) and isinstance(value, Label) and where.typed
 
 
 def _kind(label: Label) -> str:
