@@ -12,11 +12,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from dpray.io.formats import Where
-from dpray.types import InputError, valid_unicode
+from dpray.types import InputError, did_you_mean, valid_unicode
 
 MOST_NAMES = 20
 MOST_LETTERS = 40
@@ -61,11 +60,9 @@ def _there_are(row: Mapping[str, Any], name: str, where: Where) -> str:
         return f"; {where.hint}"
     if keys_are_data(row):
         return "; the columns are objects that share keys, so their names may be data: not shown"
-    names = {each.strip().lower(): each for each in dotted_names(row)}
-    near = get_close_matches(name.strip().lower(), names, n=1)
-    found = names[near[0]] if near else ""
-    guess = f" (did you mean '{found}'?)" if found and looks_like_name(found) else ""
-    return f"; there are: {listed_names(dotted_names(row))}{guess}"
+    names = dotted_names(row)
+    guess = did_you_mean(name, filter(looks_like_name, names))
+    return f"; there are: {listed_names(names)}{guess}"
 
 
 def listed_names(names: Sequence[str]) -> str:
