@@ -32,6 +32,8 @@ Settings = Callable[..., dict[str, Any]]
         ({"method__sparse_vector": {"threshold": 0.5}}, "method.sparse_vector.noise: "),
         ({"method__public_gate": 0.9}, "method.public_gate: has keys of its own"),
         ({"data__labels": []}, "data.labels: "),
+        ({"data__labels": "a, b"}, "data.labels: is a list in brackets, as in data.labels=[A, B]"),
+        ({"data__roles": "user"}, "data.roles: is a list in brackets, as in data.roles=[A, B]"),
         ({"data__labels": ["a", "a"]}, "data.labels: "),
         ({"data__label_proportions": {"a": 1.0}}, "data.label_proportions: "),
         ({"data__label_proportions": {"a": 0.7, "b": 0.7}}, "data.label_proportions: "),

@@ -120,6 +120,8 @@ def _one_line(error: ValidationError, model: type[BaseModel]) -> str:
     key = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
         message = f"there is no such key{near_key(model, first['loc'])}"
+    elif first["type"] == "tuple_type":
+        message = f"is a list in brackets, as in {key}=[A, B]"
     elif first["type"] in ("model_type", "model_attributes_type"):
         message = "has keys of its own, and no value"
     elif first["type"].startswith("union_tag"):

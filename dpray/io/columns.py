@@ -24,6 +24,9 @@ MOST_WORDS = 4
 MOST_KEYS = 50
 """An object within a row with more keys than this may have data for keys."""
 
+ROLE_KEYS = ("role", "from")
+"""The keys of a message's role, as OpenAI and ShareGPT name them."""
+
 Label = bool | int | float | str
 
 
@@ -128,6 +131,9 @@ def _way_in(value: Any, column: str, where: Where) -> str:
     if where.hint:
         return f"; {where.hint}"
     is_list = not isinstance(value, Mapping)
+    first = value[0] if is_list and value else None
+    if isinstance(first, Mapping) and not first.keys().isdisjoint(ROLE_KEYS):
+        return " but a list of messages, which `turns` reads in place of `text`"
     what = f" but a list, whose first entry is {column}.0" if is_list else " but an object"
     names = dotted_names(value, f"{column}.") if where.row == 1 else []
     return what + (f"; there are: {listed_names(names)}" if names else "")

@@ -15,13 +15,12 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from dpray.io.columns import column_of, is_empty
+from dpray.io.columns import ROLE_KEYS, column_of, is_empty
 from dpray.io.formats import Where
 from dpray.types import InputError, valid_unicode
 
-ROLE_KEYS = ("role", "from")
 CONTENT_KEYS = ("content", "value", "text", "parts")
-"""The keys of messages, as OpenAI, ShareGPT and Gemini name them."""
+"""The keys of a message's content, as OpenAI, ShareGPT and Gemini name them."""
 
 OTHER_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
 """ShareGPT's and Gemini's names of roles."""
