@@ -124,6 +124,8 @@ def test_all_labels_that_the_configuration_lacks_are_named(
     assert found["other_labels"] == dict.fromkeys(chapters[8:], 3) and found["hidden_labels"] == 1
     assert all(f'"Chapter {n}:' in shown for n in range(8, 31))
     assert "Marlowe" not in shown
+    wards = {f"ward {n}": 1 for n in range(40)}
+    assert checked(job([note(label=ward) for ward in wards]), capsys)[0]["other_labels"] == wards
     found, shown = checked(job([note(label=f"{NOTE} {n}") for n in range(80)]), capsys)
     assert (found["other_labels"], found["hidden_labels"]) == (None, 80)
     assert "80 values, not shown" in shown and "Marlowe" not in shown
