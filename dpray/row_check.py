@@ -19,26 +19,22 @@ from typing import Any
 import numpy as np
 
 from dpray.config.config import Config, DataConfig
-from dpray.config.sections import MethodSettings, TextSettings
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
-from dpray.io.columns import column_of, divider, label_name
+from dpray.io.columns import column_of, divider
 from dpray.io.file_encodings import header_sample, likely_encodings
 from dpray.io.files import make_private, write_durably
 from dpray.io.formats import Piece, Where, kind_of
 from dpray.io.records import read_file_header, scan_piece, titles_in
-from dpray.io.schema_file import is_grammar
+from dpray.label_check import LabelCheck
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit
+from dpray.text_check import is_base64, misfits_of
 from dpray.types import InputError, OnProgress, Progress, no_progress
 from dpray.workers.rows import data_pieces, to_row
 
 MOST_REASONS, MOST_ROWS = 40, 10
 """The most errors that are listed, and the most rows for each of them."""
-
-MOST_LABELS, LONGEST_LABEL = 20, 40
-"""Values outside `data.labels` are listed unless there are more, or one is longer: then they may be
-texts."""
 
 TEXTS_AT_ONCE = 1000
 """Rows between two reports of progress."""
@@ -112,12 +108,14 @@ class Tally:
         self.places: defaultdict[str, list[str]] = defaultdict(list)
         self.types: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.labels: Counter[str] = Counter()
-        self.other_labels: Counter[str] | None = Counter()
+        self.names = LabelCheck(self.data)
+        self.base64: Counter[str] = Counter()
         self.characters: Counter[int] = Counter()
         self.tokens: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.texts = self.data.text_columns
-        self.fits = fitting(plan.config.method.each[-1]) if self.data.is_table else None
+        self.misfits_of = misfits_of(plan.config.method.each[-1])
         self.misfits = 0
+        self.misfit_keys: Counter[tuple[str, str]] = Counter()
         self.encodings: Mapping[str, str] = {}
         self.titles = 0
         self.divider: str | None = None
@@ -130,18 +128,22 @@ class Tally:
         unit = [self.data.unit] if self.data.unit else []
         for name in dict.fromkeys([*self.texts, *self.plan.reads.column_values, *unit]):
             self.types[name][_type(row, name, where)] += 1
+        self.names.add(row, where)
         plan = self.plan
         try:
             record = to_row(where, row, self.data, plan.reads.column_values)
         except InputError as error:
-            self._count_other_label(where, row)
             self.refuse(str(error), where)
             return
         if record is None:
             self.skipped += 1
             return
         self.labels[record["label"]] += 1
-        self.misfits += self.fits is not None and not self.fits(record["text"])
+        for name in self.texts:
+            self.base64[name] += is_base64(column_of(row, name, where))
+        if self.misfits_of is not None and (found := self.misfits_of(record["text"])):
+            self.misfits += 1
+            self.misfit_keys.update(found)
         self.characters[len(record["text"])] += 1
         if self.codec is not None:
             for limit in plan.reads.token_limits:
@@ -159,35 +161,32 @@ class Tally:
         if where is not None and len(self.places[reason]) < MOST_ROWS:
             self.places[reason].append(str(where))
 
-    def _count_other_label(self, where: Where, row: Mapping[str, Any]) -> None:
-        """Count a label that is not configured, unless it may be the text of a record."""
-        if self.data.label is None or self.other_labels is None:
-            return
-        if _type(row, self.data.label, where) in ("missing", "null", "object", "list"):
-            return
-        name = label_name(column_of(row, self.data.label, where))
-        if name in self.data.label_names:
-            return
-        self.other_labels[name] += 1
-        many = len(self.other_labels) > MOST_LABELS
-        if self.data.label in self.texts or many or len(name) > LONGEST_LABEL:
-            self.other_labels = None
-
     def summary(self) -> dict[str, Any]:
+        labels, roles = self.names.labels, self.names.roles
         return {
             "notice": NOTICE,
             "refused": bool(self.reasons),
             "rows": self.rows,
             "records": self.characters.total(),
             "skipped": self.skipped,
-            "misfits": None if self.fits is None else self.misfits,
+            "misfits": None if self.misfits_of is None else self.misfits,
+            "misfit_keys": [
+                {"key": key, "problem": problem, "records": count}
+                for (key, problem), count in self.misfit_keys.most_common()
+            ],
+            "base64": dict(+self.base64),
             "errors": [
                 {"reason": reason, "count": count, "first": self.places[reason]}
                 for reason, count in self.reasons.items()
             ],
             "types": {name: dict(kinds) for name, kinds in self.types.items()},
             "labels": {name: self.labels[name] for name in self.data.label_names},
-            "other_labels": None if self.other_labels is None else dict(self.other_labels),
+            "other_labels": labels.others,
+            "hidden_labels": labels.hidden,
+            "label_differences": self.names.differences(),
+            "roles": {role: n for role, n in roles.counts.items() if role in roles.known},
+            "other_roles": roles.others,
+            "hidden_roles": roles.hidden,
             "characters": quantiles(self.characters),
             "cut_characters": cut(self.characters, self.data.max_characters - 1),
             "limits": [] if self.codec is None else self._limits(),
@@ -220,6 +219,7 @@ class Tally:
                 found[key[1]] = key[2], f"{count:,} rows have other bytes"
             if "data.empty: skip" in reason:
                 found["data.empty"] = "skip", f"{count:,} texts are empty"
+        found |= self.names.proposals()
         for limit in self.plan.reads.token_limits:
             lengths = self.tokens[limit.key]
             too_long, total = cut(lengths, limit.most), lengths.total()
@@ -240,21 +240,6 @@ def encodings_of(pieces: Sequence[Piece], data: DataConfig) -> dict[str, str]:
     found = likely_encodings(files, data.format, [*data.label_names, *data.columns])[:MOST_FITS]
     header = header_sample(files[0], data.format)
     return {fit.encoding: fit.meaning(header) for fit in found}
-
-
-def fitting(method: MethodSettings) -> Callable[[str], bool] | None:
-    """Return the function that tells whether a text fits `method.schema`, None where it is no JSON
-    Schema."""
-    schema = method.schema if isinstance(method, TextSettings) else None
-    if schema is None or is_grammar(schema):
-        return None
-    # Imported late: most runs have no schema.
-    from jsonschema.validators import validator_for
-    from referencing import Registry
-
-    # An empty registry: nothing is fetched for a `$ref`.
-    validator = validator_for(schema)(schema, registry=Registry())
-    return lambda text: validator.is_valid(json.loads(text))
 
 
 def _type(row: Mapping[str, Any], name: str, where: Where) -> str:

@@ -12,11 +12,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from dpray.io.formats import TWICE, Where, folder_columns
-from dpray.types import InputError, valid_unicode
+from dpray.types import InputError, did_you_mean, valid_unicode
 
 MOST_NAMES = 20
 MOST_LETTERS = 40
@@ -27,6 +26,9 @@ _DIVIDED = re.compile(r"\w+([^\w\s.,'\"-])\w+(?:\1\w+)*")
 
 MOST_KEYS = 50
 """An object within a row with more keys than this may have data for keys."""
+
+ROLE_KEYS = ("role", "from")
+"""The keys of a message's role, as OpenAI and ShareGPT name them."""
 
 Label = bool | int | float | str
 
@@ -75,11 +77,9 @@ def _there_are(row: Mapping[str, Any], name: str, where: Where) -> str:
         return f"; {where.hint}"
     if keys_are_data(row):
         return "; the columns are objects that share keys, so their names may be data: not shown"
-    names = {each.strip().lower(): each for each in dotted_names(row)}
-    near = get_close_matches(name.strip().lower(), names, n=1)
-    found = names[near[0]] if near else ""
-    guess = f" (did you mean '{found}'?)" if found and looks_like_name(found) else ""
-    return f"; there are: {listed_names(dotted_names(row))}{guess}"
+    names = dotted_names(row)
+    guess = did_you_mean(name, filter(looks_like_name, names))
+    return f"; there are: {listed_names(names)}{guess}"
 
 
 def listed_names(names: Sequence[str]) -> str:
@@ -152,6 +152,9 @@ def _way_in(value: Any, column: str, where: Where) -> str:
     if where.hint:
         return f"; {where.hint}"
     is_list = not isinstance(value, Mapping)
+    first = value[0] if is_list and value else None
+    if isinstance(first, Mapping) and not first.keys().isdisjoint(ROLE_KEYS):
+        return " but a list of messages, which `turns` reads in place of `text`"
     what = f" but a list, whose first entry is {column}.0" if is_list else " but an object"
     names = dotted_names(value, f"{column}.") if where.row == 1 else []
     return what + (f"; there are: {listed_names(names)}" if names else "")
@@ -215,11 +218,17 @@ def match_label(value: Any, by_name: Mapping[str, Label], column: str, where: Wh
     if name not in by_name:
         raise InputError(f"{where}: the label is not one of data.labels")
     label = by_name[name]
+    if is_of_other_type(value, label, column, where):
+        raise InputError(f"{where}: the label is {_kind(value)}, and in data.labels {_kind(label)}")
+    return name
+
+
+def is_of_other_type(value: Any, label: Label, column: str, where: Where) -> bool:
+    """Return whether a value that goes by a label's name is of another type. The cells of CSV and
+    the names of folders have no type, nor have values that JSON does not have."""
     if type(value) is type(label) or not isinstance(value, Label) or not where.typed:
-        return name
-    if isinstance(value, str) and column in folder_columns(where.file):
-        return name
-    raise InputError(f"{where}: the label is {_kind(value)}, and in data.labels {_kind(label)}")
+        return False
+    return not (isinstance(value, str) and column in folder_columns(where.file))
 
 
 def _kind(label: Label) -> str:
