@@ -10,45 +10,44 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpray.config.config import Config
-from dpray.config.sections import MethodSettings, TextSettings
+from dpray.config.config import Config, DataConfig
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import context_of
-from dpray.io.columns import column_of, label_name
+from dpray.io.columns import column_of, divider
+from dpray.io.file_encodings import header_sample, likely_encodings
 from dpray.io.files import make_private, write_durably
-from dpray.io.formats import Where, base_name
-from dpray.io.records import scan_piece
-from dpray.io.schema_file import is_grammar
+from dpray.io.formats import Piece, Where, kind_of
+from dpray.io.records import read_file_header, scan_piece, titles_in
+from dpray.label_check import LabelCheck
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit
+from dpray.text_check import is_base64, misfits_of
 from dpray.types import InputError, OnProgress, Progress, no_progress
 from dpray.workers.rows import data_pieces, to_row
 
 MOST_REASONS, MOST_ROWS = 40, 10
 """The most errors that are listed, and the most rows for each of them."""
 
-MOST_LABELS, LONGEST_LABEL = 20, 40
-"""Values outside `data.labels` are listed unless there are more, or one is longer: then they may be
-texts."""
-
 TEXTS_AT_ONCE = 1000
 """Rows between two reports of progress."""
+
+MOST_FITS = 4
+"""The most encodings that are proposed."""
 
 MOST_CUT = 0.05
 """If a limit cuts a larger share of the texts, another limit is proposed."""
 
 ROUND = 64
 """Proposed numbers of tokens are multiples of this: a round number tells less about the rows."""
-
-ONE_COLUMN = re.compile(r"; there are: \w+([^\w\s.,'\"-])\w+(?:\1\w+)*(?: |$)")
-"""Matches a header with a single column that looks like several names with a delimiter."""
 
 SHARES = {"shortest": 0.0, "half": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1.0}
 
@@ -73,10 +72,11 @@ def check_rows(
             tally.codec = load_codec(model, config.engine.max_model_len)
         except InputError as error:
             tally.no_tokens = str(error)
+    names = config.data.columns | plan.reads.column_values.keys()
+    pieces = [replace(piece, columns=names) for piece in pieces]
     for number, piece in enumerate(pieces):
         # The number of rows is private; this check shows it to the owner.
         activity = f"reading file {number + 1} of {len(pieces)}"
-        before = tally.rows
         try:
             for where, row in scan_piece(piece):
                 if tally.rows % TEXTS_AT_ONCE == 0:
@@ -84,9 +84,16 @@ def check_rows(
                 tally.add(where, row)
         except InputError as error:
             tally.refuse(str(error))
-        else:
-            if tally.rows == before:
-                tally.refuse(f"{base_name(piece.file)} holds no rows")
+    if not tally.rows and not tally.reasons:
+        tally.refuse(f"data.path: {config.data.path} holds no rows")
+    has_other_bytes = any("the bytes are not valid" in reason for reason in tally.reasons)
+    if has_other_bytes or config.data.encoding is not None:
+        tally.encodings = encodings_of(pieces, config.data)
+    if not tally.characters and kind_of(pieces[0].file) != "hub":
+        tally.titles = titles_in(pieces[0].file, config.data.format)
+        with suppress(InputError):
+            header = read_file_header(pieces[0].file, config.data.format)
+            tally.divider = header.delimiter and divider(header.columns)
     return tally.summary()
 
 
@@ -102,12 +109,17 @@ class Tally:
         self.places: defaultdict[str, list[str]] = defaultdict(list)
         self.types: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.labels: Counter[str] = Counter()
-        self.other_labels: Counter[str] | None = Counter()
+        self.names = LabelCheck(self.data)
+        self.base64: Counter[str] = Counter()
         self.characters: Counter[int] = Counter()
         self.tokens: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.texts = self.data.text_columns
-        self.fits = fitting(plan.config.method.each[-1]) if self.data.is_table else None
+        self.misfits_of = misfits_of(plan.config.method.each[-1])
         self.misfits = 0
+        self.misfit_keys: Counter[tuple[str, str]] = Counter()
+        self.encodings: Mapping[str, str] = {}
+        self.titles = 0
+        self.divider: str | None = None
 
     def add(self, where: Where, row: Mapping[str, Any] | InputError) -> None:
         self.rows += 1
@@ -117,18 +129,22 @@ class Tally:
         unit = [self.data.unit] if self.data.unit else []
         for name in dict.fromkeys([*self.texts, *self.plan.reads.column_values, *unit]):
             self.types[name][_type(row, name, where)] += 1
+        self.names.add(row, where)
         plan = self.plan
         try:
             record = to_row(where, row, self.data, plan.reads.column_values)
         except InputError as error:
-            self._count_other_label(where, row)
             self.refuse(str(error), where)
             return
         if record is None:
             self.skipped += 1
             return
         self.labels[record["label"]] += 1
-        self.misfits += self.fits is not None and not self.fits(record["text"])
+        for name in self.texts:
+            self.base64[name] += is_base64(column_of(row, name, where))
+        if self.misfits_of is not None and (found := self.misfits_of(record["text"])):
+            self.misfits += 1
+            self.misfit_keys.update(found)
         self.characters[len(record["text"])] += 1
         if self.codec is not None:
             for limit in plan.reads.token_limits:
@@ -146,35 +162,32 @@ class Tally:
         if where is not None and len(self.places[reason]) < MOST_ROWS:
             self.places[reason].append(str(where))
 
-    def _count_other_label(self, where: Where, row: Mapping[str, Any]) -> None:
-        """Count a label that is not configured, unless it may be the text of a record."""
-        if self.data.label is None or self.other_labels is None:
-            return
-        if _type(row, self.data.label, where) in ("missing", "null", "object", "list"):
-            return
-        name = label_name(column_of(row, self.data.label, where))
-        if name in self.data.label_names:
-            return
-        self.other_labels[name] += 1
-        many = len(self.other_labels) > MOST_LABELS
-        if self.data.label in self.texts or many or len(name) > LONGEST_LABEL:
-            self.other_labels = None
-
     def summary(self) -> dict[str, Any]:
+        labels, roles = self.names.labels, self.names.roles
         return {
             "notice": NOTICE,
             "refused": bool(self.reasons),
             "rows": self.rows,
             "records": self.characters.total(),
             "skipped": self.skipped,
-            "misfits": None if self.fits is None else self.misfits,
+            "misfits": None if self.misfits_of is None else self.misfits,
+            "misfit_keys": [
+                {"key": key, "problem": problem, "records": count}
+                for (key, problem), count in self.misfit_keys.most_common()
+            ],
+            "base64": dict(+self.base64),
             "errors": [
                 {"reason": reason, "count": count, "first": self.places[reason]}
                 for reason, count in self.reasons.items()
             ],
             "types": {name: dict(kinds) for name, kinds in self.types.items()},
             "labels": {name: self.labels[name] for name in self.data.label_names},
-            "other_labels": None if self.other_labels is None else dict(self.other_labels),
+            "other_labels": labels.others,
+            "hidden_labels": labels.hidden,
+            "label_differences": self.names.differences(),
+            "roles": {role: n for role, n in roles.counts.items() if role in roles.known},
+            "other_roles": roles.others,
+            "hidden_roles": roles.hidden,
             "characters": quantiles(self.characters),
             "cut_characters": cut(self.characters, self.data.max_characters - 1),
             "limits": [] if self.codec is None else self._limits(),
@@ -221,35 +234,36 @@ class Tally:
     def _proposals(self) -> list[dict[str, Any]]:
         """Return keys that the owner may want to set, each with the reason."""
         found: dict[str, tuple[str | int, str]] = {}
+        if self.titles:
+            found["data.skip_rows"] = self.titles, "lines above the header seem to be titles"
+        if self.divider:
+            found["data.delimiter"] = self.divider, "the header is one column with it"
         for reason, count in self.reasons.items():
             if key := re.search(r"set (data\.\w+)=(\S+)$", reason):
                 found[key[1]] = key[2], f"{count:,} rows have other bytes"
             if "data.empty: skip" in reason:
                 found["data.empty"] = "skip", f"{count:,} texts are empty"
-            if sign := ONE_COLUMN.search(reason):
-                found["data.delimiter"] = sign[1], "the header is one column with it"
+        found |= self.names.proposals()
         for limit in self.plan.reads.token_limits:
             lengths, most = self.tokens[limit.key], min(limit.most, self._room(limit))
             too_long, total = cut(lengths, most), lengths.total()
             if too_long > MOST_CUT * total:
                 for name, value in self._longer(limit):
                     found[name] = value, f"{too_long / total:.0%} are cut at {most}"
-        return [{"key": key, "value": value, "why": why} for key, (value, why) in found.items()]
+        each = [("data.encoding", encoded) for encoded in self.encodings.items()]
+        return [
+            {"key": key, "value": value, "why": why}
+            for key, (value, why) in [*each, *found.items()]
+        ]
 
 
-def fitting(method: MethodSettings) -> Callable[[str], bool] | None:
-    """Return the function that tells whether a text fits `method.schema`, None where it is no JSON
-    Schema."""
-    schema = method.schema if isinstance(method, TextSettings) else None
-    if schema is None or is_grammar(schema):
-        return None
-    # Imported late: most runs have no schema.
-    from jsonschema.validators import validator_for
-    from referencing import Registry
-
-    # An empty registry: nothing is fetched for a `$ref`.
-    validator = validator_for(schema)(schema, registry=Registry())
-    return lambda text: validator.is_valid(json.loads(text))
+def encodings_of(pieces: Sequence[Piece], data: DataConfig) -> dict[str, str]:
+    """Return the likely encodings of the files, each with what it would mean: the names in the
+    header that are not ASCII, and no text."""
+    files = [piece.file for piece in pieces]
+    found = likely_encodings(files, data.format, [*data.label_names, *data.columns])[:MOST_FITS]
+    header = header_sample(files[0], data.format)
+    return {fit.encoding: fit.meaning(header) for fit in found}
 
 
 def _type(row: Mapping[str, Any], name: str, where: Where) -> str:

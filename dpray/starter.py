@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpray.engines.model_path import SMOLLM2
-from dpray.io.columns import Label, column_of, label_name, listed_names, plain_value
+from dpray.io.columns import Label, column_of, divider, label_name, listed_names, plain_value
+from dpray.io.encodings import decoded, fits, is_mostly_utf_8, is_utf_8, is_western
+from dpray.io.file_encodings import SAMPLE, first_lines, header_sample
 from dpray.io.file_list import list_files
-from dpray.io.formats import AS_RECOGNISED, FileFormat
-from dpray.io.records import Header, read_file_header, read_rows
+from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece, base_name, known_encoding
+from dpray.io.records import Header, read_file_header, read_piece, titles_in
 from dpray.io.yaml_text import dump_yaml, parse_yaml
 from dpray.methods.config import load_config
 from dpray.types import InputError
 
 MOST_LOOKED_AT = 1000
 MOST_LABELS = 50
+MOST_FITS = 6
 
 WINDOWS = "cp1252"
 
@@ -44,8 +48,6 @@ _WORD = re.compile(r'\s*("(?:[^"\\]|\\.)*"\s*|[^,]*),')
 Ask = Callable[[str, str | None], str]
 """Asks a person a question; takes the question and the answer for an empty line."""
 
-T = TypeVar("T")
-
 
 def starter_values(
     path: str, form: FileFormat, given: Mapping[str, Any], looks: bool, ask: Ask | None
@@ -53,8 +55,10 @@ def starter_values(
     """Return the values of a configuration: from options (`given`), else from a person's answers,
     else defaults. Reads the header of the first file and, with `looks`, its first rows. Raises
     InputError that names the missing options."""
-    first = list_files(path, "FILE")[0]
-    header, form = _as_windows(lambda form: read_file_header(first, form), form)
+    files = list_files(path, "FILE")
+    form = in_encoding(files, form, _known_words(given), looks, ask)
+    form = _below_titles(files[0], form, given["text"]) if looks else form
+    header = read_file_header(files[0], form)
     usual = {"label": "", "epsilon": "4", "method": "private_prediction"}
     usual_column = usual_text(header.columns)
     values = dict(given)
@@ -71,9 +75,7 @@ def starter_values(
         raise InputError("--turns: give --text or --turns, not both")
     _check_columns(header, values)
     words = values["labels"]
-    labels: list[Label] = []
-    if looks:
-        labels, form = _as_windows(lambda form: _labels(first, values["label"], form), form)
+    labels = _labels(files, values["label"], form) if looks else []
     if ask is not None and values["label"] and not (words or labels):
         words = ask('The public label set: A,B,"C, with a comma"', None)
     if words:
@@ -85,6 +87,7 @@ def starter_values(
         "looked_at": looks and not words,
         "columns": header.columns,
         "encoding": form.encoding,
+        "skip_rows": form.skip_rows,
         "delimiter": header.delimiter if header.delimiter != "," else None,
         "quote": form.quote if form.quote != AS_RECOGNISED.quote else None,
         "escape": form.escape,
@@ -119,16 +122,70 @@ def write_checked(target: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _as_windows(read: Callable[[FileFormat], T], form: FileFormat) -> tuple[T, FileFormat]:
-    """Return the result of `read`, and the file format that it was read with. If the bytes are not
-    UTF-8, that is the encoding of Windows."""
+def in_encoding(
+    files: Sequence[str], form: FileFormat, words: Sequence[str], looks: bool, ask: Ask | None
+) -> FileFormat:
+    """Return the format with the encoding of the files, by their first rows with `looks`, else by
+    the header of the first one. It stays None for UTF-8, and if a byte order mark names it.
+
+    An encoding is taken without a question if the text is surely western European, or if more of
+    `words`, which a person gave, are there than with any other. Raises InputError that lists the
+    likely ones if there is nobody to ask.
+    """
+    if form.encoding is not None:
+        return form
+    some = _spread(files) if looks else files[:1]
+    size = SAMPLE // len(some)
+    samples = {
+        file: first_lines(file, size) if looks else header_sample(file, form) for file in some
+    }
+    others = [file for file, sample in samples.items() if not is_utf_8(sample)]
+    if not others:
+        return form
+    name = base_name(others[0])
+    for file, sample in samples.items():
+        if is_mostly_utf_8(sample):
+            where = "most lines are" if file == others[0] else f"{base_name(file)} is"
+            raise InputError(f"{name}: not all is in UTF-8, and {where}; save all in UTF-8")
+    sample = b"\n".join(samples.values())
+    found = fits(sample, words)
+    if found and found[0].known > max((fit.known for fit in found[1:]), default=0):
+        return replace(form, encoding=found[0].encoding)
+    if is_western(sample):
+        return replace(form, encoding=WINDOWS)
+    shown = [f"{fit.encoding} ({fit.meaning(sample)})" for fit in found[:MOST_FITS]]
+    listed = "; ".join(shown)
+    if ask is None:
+        raise InputError(
+            f"{name}: not in UTF-8; give --encoding, the one whose words are right: {listed}"
+        )
+    answer = ask(f"{name} is not in UTF-8. The encoding whose words are right, of {listed}", None)
     try:
-        return read(form), form
-    except InputError as error:
-        if WINDOWS not in str(error):
-            raise
-    form = replace(form, encoding=WINDOWS)
-    return read(form), form
+        text = decoded(sample, known_encoding(answer) or "")
+    except ValueError as error:
+        raise InputError(f"--encoding: {error}") from None
+    if text is None:
+        raise InputError(f"--encoding: the bytes of {name} are not in it, or make no text")
+    return replace(form, encoding=answer)
+
+
+def _known_words(given: Mapping[str, Any]) -> list[str]:
+    """Return what a person says is in the files: names of columns, and labels."""
+    options = (given[key] or "" for key in ("text", "turns", "label", "unit", "labels"))
+    return [word.strip() for option in options for word in option.split(",") if word.strip()]
+
+
+def _spread(files: Sequence[str]) -> Sequence[str]:
+    """Return some of many files, from all folders: labels may be names of folders."""
+    return files[:: -(-len(files) // MOST_LOOKED_AT)]
+
+
+def _below_titles(file: str, form: FileFormat, text: str | None) -> FileFormat:
+    """Return the format with the number of lines above the header, if these seem to be titles."""
+    columns = read_file_header(file, form).columns
+    if form.skip_rows or text in columns or usual_text(columns) == "text":
+        return form
+    return replace(form, skip_rows=titles_in(file, form))
 
 
 def _number(answer: str) -> Any:
@@ -140,15 +197,20 @@ def _number(answer: str) -> Any:
         return answer
 
 
-def _labels(file: str, label: str | None, form: FileFormat) -> list[Label]:
-    """Return the labels in the first rows. Raises InputError for a row that cannot be read, and for
-    more than `MOST_LABELS`."""
+def _labels(files: Sequence[str], label: str | None, form: FileFormat) -> list[Label]:
+    """Return the labels in the first rows of the files. Raises InputError for a row that cannot be
+    read, and for more than `MOST_LABELS`."""
     found: dict[str, Label] = {}
-    for where, row in islice(read_rows(file, form), MOST_LOOKED_AT):
-        value = column_of(row, label, where) if label else None
+    if not label:
+        return []
+    some, columns = _spread(files), frozenset({label})
+    rows = (read_piece(Piece(file, format=form, columns=columns)) for file in some)
+    each = MOST_LOOKED_AT // len(some)
+    for where, row in chain.from_iterable(islice(of_file, each) for of_file in rows):
+        value = column_of(row, label, where)
         if value is None or value != value:
             continue
-        value = plain_value(value, label or "", where)
+        value = plain_value(value, label, where)
         # Dates and other values that JSON does not have are labels by their texts.
         found[label_name(value)] = value if isinstance(value, Label) else label_name(value)
         if len(found) > MOST_LABELS:
@@ -183,11 +245,23 @@ def _check_columns(header: Header, values: Mapping[str, Any]) -> None:
         value = values[option]
         for name in value if isinstance(value, list) else [value]:
             if name and not any(_one_in_other(name, each) for each in header.columns):
-                raise InputError(f"--{option}: no column '{name}'; {header}")
+                raise InputError(f"--{option}: no column '{name}'; {_listed(header)}")
+            if name and header.columns.count(name) > 1:
+                raise InputError(f"--{option}: column '{name}' is named twice; rename one of them")
 
 
 def _one_in_other(name: str, other: str) -> bool:
     return f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}.")
+
+
+def _listed(header: Header) -> str:
+    """Return the columns for a message. A single one may be several, with another delimiter between
+    them than the usual ones, or a title above the header."""
+    if header.delimiter is None or len(header.columns) > 1:
+        return str(header)
+    if sign := divider(header.columns):
+        return f"{header}; --delimiter {shlex.quote(sign)} divides it"
+    return f"{header}; if that is a title, give --skip-rows, the lines above the header"
 
 
 def _columns_of(text: str | None, header: Header) -> str | list[str] | None:
@@ -204,8 +278,7 @@ def _check_complete(values: Mapping[str, Any], header: Header) -> None:
     wanted += ["labels"] if values["label"] else []
     if missing := [name for name in wanted if values[name] is None]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        listed = header.hint or f"columns: {listed_names(header.columns)}"
-        raise InputError(f"init: needs {options} ({listed})")
+        raise InputError(f"init: needs {options}; {_listed(header)}")
     if values["vocabulary"] is not None and values["method"] not in ("dp_kps", "auto"):
         raise InputError("--vocabulary: only --method dp_kps and auto take one")
     if not isinstance(values["public_size"], int):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 
 class DprayError(Exception):
@@ -140,6 +141,13 @@ def valid_unicode(text: str) -> str:
 CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
 """Control characters for the brackets of a regular expression: C0 without tab and line feed,
 delete, C1, and lone surrogates."""
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the part of an error that proposes the nearest of the names, "" without a near one."""
+    plain = {each.strip().lower().replace("-", "_"): each for each in names}
+    near = get_close_matches(name.strip().lower().replace("-", "_"), plain, n=1)
+    return f" (did you mean '{plain[near[0]]}'?)" if near else ""
 
 
 def first_line(error: BaseException | None) -> str:

@@ -6,6 +6,8 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpray.config.loading import read_tree
 from dpray.methods.config import RunConfig, load_config, parse_config
@@ -30,6 +32,8 @@ Settings = Callable[..., dict[str, Any]]
         ({"method__sparse_vector": {"threshold": 0.5}}, "method.sparse_vector.noise: "),
         ({"method__public_gate": 0.9}, "method.public_gate: has keys of its own"),
         ({"data__labels": []}, "data.labels: "),
+        ({"data__labels": "a, b"}, "data.labels: is a list in brackets, as in data.labels=[A, B]"),
+        ({"data__roles": "user"}, "data.roles: is a list in brackets, as in data.roles=[A, B]"),
         ({"data__labels": ["a", "a"]}, "data.labels: "),
         ({"data__label_proportions": {"a": 1.0}}, "data.label_proportions: "),
         ({"data__label_proportions": {"a": 0.7, "b": 0.7}}, "data.label_proportions: "),
@@ -41,7 +45,7 @@ Settings = Callable[..., dict[str, Any]]
         ({"data__encoding": "cp12525"}, "data.encoding: not an encoding of texts that Python"),
         ({"data__encoding": "rot13"}, "data.encoding: not an encoding of texts that Python"),
         ({"data__text": []}, "data.text: a column, or a list of columns"),
-        ({"data__text": 7}, "data.text: a column, or a list of columns"),
+        ({"data__text": 7.5}, "data.text: a column, or a list of columns"),
         ({"data__text": ["a", "a"]}, "data.text: a column is given twice"),
         ({"data__empty": "drop"}, "data.empty: Input should be 'refuse' or 'skip'"),
         ({"engine__kind": "openai"}, "engine.kind: "),
@@ -72,6 +76,84 @@ def test_wrong_keys_are_named_in_one_line(
         parse_config(settings(**change))
     assert str(wrong.value).startswith(message) and "\n" not in str(wrong.value)
     assert "sk@" not in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("method.batchsize=5", "method.batchsize: there is no such key (did you mean 'batch_size'"),
+        ("method.batch-size=5", "method.batch-size: there is no such key (did you mean 'batch_si"),
+        ("method.iterations=5", "method.iterations: there is no such key; it is a key of aug_pe"),
+        ("method.records=5", "method.records: there is no such key; it is a key of aug_pe, auto, "),
+        ("method.sparse_vector.treshold=1", "method.sparse_vector.treshold: there is no such key ("
+         "did you mean 'threshold'?"),
+        ("data.txt=a", "data.txt: there is no such key (did you mean 'text'?)"),
+        ("data.epsilon=4", "data.epsilon: there is no such key (did you mean privacy.epsilon?)"),
+        ("epsilon=4", "epsilon: there is no such key (did you mean privacy.epsilon?)"),
+        ("model=x", "model: there is no such key (did you mean engine.model or embed"),
+        ("metod.name=x", "metod: there is no such key (did you mean 'method'?)"),
+        ("engine.max_modellen=9", "engine.max_modellen: there is no such key (did you mean 'max_"),
+        ("output.folder=x", "output.folder: there is no such key"),
+        ("zzz=1", "zzz: there is no such key"),
+        ("data.0=1", "data.0: there is no such key"),
+    ],
+)  # fmt: skip
+def test_a_mistyped_key_is_answered_with_a_near_one(
+    settings: Settings, tmp_path: Path, setting: str, message: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings()))
+    with pytest.raises(InputError) as wrong:
+        load_config(path, [setting])
+    assert str(wrong.value).startswith(message)
+
+
+def test_a_mistyped_key_is_named_before_the_one_that_is_missing_for_it(settings: Settings) -> None:
+    for section, name in (("data", "path"), ("privacy", "epsilon"), (None, "engine")):
+        tree = settings()
+        below = tree if section is None else tree[section]
+        below[f"{name}x"] = below.pop(name)
+        with pytest.raises(InputError, match=rf"{name}x: .*did you mean '{name}'\?\) \(and 1 more"):
+            parse_config(tree)
+
+
+def test_the_keys_of_a_chain_are_those_of_its_methods(settings: Settings) -> None:
+    tree = settings()
+    del tree["method"]
+    first, second = {"name": "dp_kps", "vocabulary": "v.txt"}, {"name": "aug_pe"}
+    for wrong, said in (
+        ({"feature": 3}, r"methods\.0\.feature: .*did you mean 'features'"),
+        ({"iterations": 3}, r"methods\.0\.iterations: .*; it is a key of aug_pe$"),
+    ):
+        with pytest.raises(InputError, match=said):
+            parse_config(tree | {"methods": [first | wrong, second]})
+
+
+KEYS = [
+    (section, key)
+    for section, field in RunConfig.model_fields.items()
+    if section != "method"
+    for key in field.annotation.model_fields  # type: ignore[union-attr]
+]
+
+LEAST: dict[str, Any] = {
+    "data": {"path": "x.csv", "public_size": 60},
+    "privacy": {"epsilon": 5, "delta": 1e-5, "dataset": "notes"},
+    "method": {"name": "aug_pe"},
+    "engine": {"model": "m"},
+}
+
+
+@given(key=st.sampled_from(KEYS), place=st.integers(0, 30), letter=st.sampled_from("xq_"))
+def test_any_key_with_a_wrong_letter_is_answered(
+    key: tuple[str, str], place: int, letter: str
+) -> None:
+    section, name = key
+    typed = name[: place % len(name)] + letter + name[place % len(name) :]
+    if (section, typed) not in KEYS:
+        with pytest.raises(InputError) as wrong:
+            parse_config(LEAST | {section: {**LEAST.get(section, {}), typed: 1}})
+        assert f"{section}.{typed}: there is no such key (did you mean '" in str(wrong.value)
 
 
 def test_settings_after_the_file(settings: Settings, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def card(
     license: Annotated[
         str | None,
         typer.Option(
-            help="The licence that you release it under, as the hub writes it: cc-by-4.0. "
+            help="The licence that you release it under, as a hub or SPDX writes it: cc-by-4.0. "
             "Otherwise the one on the card that is there."
         ),
     ] = None,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Annotated, Any
 
 import typer
 
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.io.near_labels import spelled
+from dpray.label_check import in_words
 from dpray.terminal import Terminal, progress_bar, titled_table
 from dpray.types import InputError
+
+DECODE = "decode them in the file first, in Python by base64.b64decode(text).decode()"
 
 
 def check(
@@ -48,13 +53,19 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
     )
     if found["misfits"]:
         words = "records do not fit method.schema; a run shows them to the model as they are"
-        console.note("schema", "yellow", f"{found['misfits']:,} {words}")
+        keys = [f"{e['key']} {e['problem']} ({e['records']:,})" for e in found["misfit_keys"]]
+        console.note("schema", "yellow", f"{found['misfits']:,} {words}: {'; '.join(keys)}")
+    for column, count in found["base64"].items():
+        words = f"texts of column '{column}' are base64, and a run would take the codes for words"
+        console.note("base64", "yellow", f"{count:,} {words}; {DECODE}")
     for error in found["errors"]:
         more = error["count"] - len(error["first"])
         places = "; ".join(error["first"]) + (f" and {more:,} more" if more else "")
         where = f" ({places})" if error["first"] else ""
         console.note("error", "red", f"{error['count']:,} x {error['reason']}{where}")
     _show_tables(found, console)
+    for difference in found["label_differences"]:
+        console.note("label", "yellow", in_words(difference))
     if found["tokens_not_counted"]:
         console.note("tokens are not counted", "yellow", found["tokens_not_counted"])
     if found["cut_characters"]:
@@ -67,9 +78,12 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
         words = f"will be cut to {limit['most']:,} tokens ({limit['set_by']})"
         console.print(f"{limit['cut']:,} texts {words}", soft_wrap=True)
     for each in found["proposals"]:
-        # A proposed length depends on private rows, and the configuration is released.
-        note = "; it depends on private rows, and is released" if "data." not in each["key"] else ""
-        console.note("proposal", "yellow", f"{each['key']}={each['value']}: {each['why']}{note}")
+        # What depends on private rows, and the configuration is released.
+        key = each["key"]
+        depends = not key.startswith("data.") or key in ("data.labels", "data.roles")
+        note = "; it depends on private rows, and is released" if depends else ""
+        setting = shlex.quote(f"{key}={each['value']}")
+        console.note("proposal", "yellow", f"{setting}: {each['why']}{note}")
     if found["refused"]:
         console.note("refused", "red", "these errors would end a run; nothing was charged")
     else:
@@ -82,18 +96,26 @@ def _show_tables(found: dict[str, Any], console: Terminal) -> None:
         for name, kinds in found["types"].items()
     ]
     labels = [(name, f"{count:,}") for name, count in found["labels"].items()]
-    if found["other_labels"] is None:
-        labels.append(("not in data.labels", "many values; is data.label the right column?"))
-    else:
-        others = found["other_labels"].items()
-        labels += [(f"{name} (not in data.labels)", f"{count:,}") for name, count in others]
+    labels += _others(found["other_labels"], found["hidden_labels"], "data.labels")
+    roles = [(name, f"{count:,}") for name, count in found["roles"].items()]
+    roles += _others(found["other_roles"], found["hidden_roles"], "data.roles")
     lengths = {"characters": found["characters"]}
     lengths |= {f"tokens for {each['key']}": each["tokens"] for each in found["limits"]}
     shares = [(name, *(f"{n:,}" for n in each.values())) for name, each in lengths.items()]
     for title, columns, rows in (
         ("Types", ("column", "rows"), types),
         ("Labels", ("label", "rows"), labels),
+        ("Roles", ("role", "messages"), roles),
         ("Lengths of the texts", ("", *found["characters"]), shares if found["records"] else []),
     ):
         if rows:
             console.print(titled_table(title, columns, rows))
+
+
+def _others(values: dict[str, int] | None, hidden: int, key: str) -> list[tuple[str, str]]:
+    """Return table rows of the values that a key does not list."""
+    rows = [(f"{spelled(name)} (not in {key})", f"{n:,}") for name, n in (values or {}).items()]
+    if hidden:
+        many = f"{hidden:,} values, not shown; they may be texts: is it the right column?"
+        rows.append((f"not in {key}", many))
+    return rows

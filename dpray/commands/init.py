@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,8 +19,9 @@ from dpray.types import InputError
 Method = Literal["private_prediction", "aug_pe", "dp_kps", "dp_sgd", "auto"]
 
 LOOK = (
-    "Also read the first rows, for the names of the labels and the encoding. Rows are private: "
-    "check the names in the written file."
+    "Also read the first rows, for the labels, the encoding and titles above a header. Rows are "
+    "private: check the labels in the written file. If the encoding is in doubt, words of the rows "
+    "are shown to you."
 )
 
 DataFile = Annotated[str, typer.Argument(help="A data file, folder, glob or hf://name.")]
@@ -70,6 +72,9 @@ Escape = Annotated[
 Records = Annotated[
     str | None, typer.Option(help="The key of the list of rows, if a JSON file is an object.")
 ]
+SkipRows = Annotated[
+    int, typer.Option(min=0, max=1000, help="Lines of CSV above the header, such as titles.")
+]
 Looks = Annotated[bool, typer.Option("--look", help=LOOK)]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file.")]
 
@@ -95,6 +100,7 @@ def init(
     quote: Quote = AS_RECOGNISED.quote,
     escape: Escape = None,
     records: Records = None,
+    skip_rows: SkipRows = 0,
     looks: Looks = False,
     force: Force = False,
     as_json: AsJson = False,
@@ -110,7 +116,7 @@ def init(
     if target.exists() and not force:
         raise InputError(f"--output: {target} is there already; --force replaces it")
     ask = _ask if sys.stdin.isatty() and not as_json else None
-    form = FileFormat(delimiter, quote, escape, encoding, keys="--", records=records)
+    form = FileFormat(delimiter, quote, escape, encoding, skip_rows, "--", records)
     values = starter_values(file, form, given, looks, ask)
     write_checked(target, starter(values))
     if as_json:
@@ -127,7 +133,8 @@ def _show_next(target: Path) -> None:
         "plan": "what a run costs and makes; opens no data",
         "run": "charges the budget and makes the texts",
     }.items():
-        console.print(f"  dpray {command} {target}  # {words}", highlight=False, soft_wrap=True)
+        shown = shlex.quote(str(target))
+        console.print(f"  dpray {command} {shown}  # {words}", highlight=False, soft_wrap=True)
 
 
 def _ask(question: str, default: str | None) -> str:

@@ -22,13 +22,20 @@ from pydantic import (
     model_validator,
 )
 
-from dpray.config.sections import Count, Section
+from dpray.config.sections import Count, CountOrZero, Section
 from dpray.io.columns import check_labels, label_name, text_of
 from dpray.io.formats import FileFormat, Where, known_encoding, one_sign
 from dpray.io.table import cells_of, object_text, turns_of, turns_text
 
 Label = StrictBool | StrictInt | StrictFloat | StrictStr
 
+
+def as_name(column: Any) -> Any:
+    """Return a column's name: a text also if YAML reads it as a number, as `0`."""
+    return str(column) if type(column) is int else column
+
+
+Column = Annotated[str, BeforeValidator(as_name)]
 Delimiter = Annotated[str | None, AfterValidator(one_sign)]
 Encoding = Annotated[str | None, AfterValidator(known_encoding)]
 Quote = Annotated[str, BeforeValidator(lambda sign: "" if sign is None else sign)]
@@ -37,20 +44,20 @@ Quote = Annotated[str, BeforeValidator(lambda sign: "" if sign is None else sign
 
 class DataConfig(Section):
     path: str = Field(
-        description="JSONL, JSON, CSV, TSV, Parquet or Arrow, also .gz, .zst or .zip; a folder of "
-        "them or of .txt; a glob, a cloud path, or hf://name"
+        description="JSONL, JSON, CSV, TSV, Parquet or Arrow, also .gz, .zst, .bz2 or .zip; a "
+        "folder of them or of .txt; a glob, a cloud path, or hf://name"
     )
-    text: str | tuple[str, ...] = Field(
+    text: Column | tuple[Column, ...] = Field(
         "text",
         description="the column of the text; `a.b` is field b of column a; several columns make a "
         "text that is a JSON object, and the release has them as a table, too",
     )
-    json_columns: tuple[str, ...] | None = Field(
+    json_columns: tuple[Column, ...] | None = Field(
         None,
         description="CSV: the columns of `text` that are parsed as JSON, such as numbers or lists; "
         "null: those whose values method.schema does not allow to be texts",
     )
-    turns: str | None = Field(
+    turns: Column | None = Field(
         None,
         description="the column of conversations, in place of `text`: lists of messages with a "
         "`role` and a `content`",
@@ -60,7 +67,7 @@ class DataConfig(Section):
         min_length=1,
         description="the roles that messages of `turns` may have; public",
     )
-    label: str | None = Field(None, description="the column of the label, if there is one")
+    label: Column | None = Field(None, description="the column of the label, if there is one")
     labels: tuple[Label, ...] = Field(
         (), description="the public label set: texts, numbers, true or false, released as they are"
     )
@@ -69,7 +76,7 @@ class DataConfig(Section):
         description="public share of each label; null: uniform; measured: by a DP histogram that "
         "costs privacy.epsilon_labels",
     )
-    unit: str | None = Field(
+    unit: Column | None = Field(
         None,
         description="column that names the privacy unit, such as a person; null: each record",
     )
@@ -88,6 +95,9 @@ class DataConfig(Section):
     )
     delimiter: Delimiter = Field(
         None, description="CSV: between cells; null: `,`, `;`, a tab or `|`, as in the header"
+    )
+    skip_rows: CountOrZero = Field(
+        0, le=1000, description="CSV: lines above the header, such as titles, that are left out"
     )
     quote: Quote = Field(
         '"', max_length=1, description='CSV: the sign around a cell; "": no sign is one'
@@ -126,7 +136,7 @@ class DataConfig(Section):
     @field_validator("text", mode="before")
     @classmethod
     def _columns_differ(cls, text: Any) -> Any:
-        columns = text if isinstance(text, list | tuple) else [text]
+        columns = [as_name(name) for name in (text if isinstance(text, list | tuple) else [text])]
         if not columns or not all(isinstance(column, str) for column in columns):
             raise ValueError("a column, or a list of columns")
         if len(set(columns)) < len(columns):
@@ -202,6 +212,12 @@ class DataConfig(Section):
             return (self.turns,)
         return (self.text,) if isinstance(self.text, str) else self.text
 
+    @property
+    def columns(self) -> frozenset[str]:
+        """Return the columns that keys of this section name. No other is read."""
+        others = (self.label, self.unit)
+        return frozenset([*self.text_columns, *(name for name in others if name is not None)])
+
     def text_of(self, row: Mapping[str, Any], where: Where) -> str:
         """Return a row's text, "" for an empty one. Raises InputError that names the row if a
         column is missing or has the wrong type."""
@@ -236,7 +252,7 @@ class DataConfig(Section):
     def format(self) -> FileFormat:
         """Return how the text files of `path` are written."""
         signs = self.delimiter, self.quote, self.escape
-        return FileFormat(*signs, self.encoding, keys="data.", records=self.records)
+        return FileFormat(*signs, self.encoding, self.skip_rows, "data.", self.records)
 
     @property
     def proportions(self) -> dict[str, float]:

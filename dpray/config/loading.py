@@ -10,11 +10,17 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from dpray.config.near_keys import near_key
 from dpray.io.files import NOT_IN_URLS, holds_secret
 from dpray.io.yaml_text import parse_yaml
 from dpray.types import CONTROL, InputError, first_line
 
 M = TypeVar("M", bound=BaseModel)
+
+
+SIGNS = ("data.delimiter", "data.quote", "data.escape")
+"""After the file, a single character is the value of these keys as it is typed: YAML has a meaning
+for most of those that divide cells, such as `|`, `~` and `#`."""
 
 
 def read_tree(path: str | Path, overrides: Sequence[str]) -> Any:
@@ -38,6 +44,8 @@ def _setting(written: str) -> tuple[str, Any]:
     key, sign, value = written.partition("=")
     if not sign:
         raise InputError(f"{written}: settings after the file are written key.sub=value")
+    if key in SIGNS and (len(value) == 1 or (key, value) == ("data.quote", "")):
+        return key, value
     try:
         return key, parse_yaml(value)
     except ValueError as error:
@@ -94,12 +102,14 @@ def parse(model: type[M], values: Any) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise InputError(_one_line(error)) from None
+        raise InputError(_one_line(error, model)) from None
 
 
-def _one_line(error: ValidationError) -> str:
-    """Return the key and the message of the first error, in one line."""
-    first, *more = error.errors(include_url=False, include_input=False)
+def _one_line(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return the key and the message of an error, in one line: the first one of a key that does not
+    exist, since another key may be missing for it, or the first of all."""
+    found = error.errors(include_url=False, include_input=False)
+    first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
     place = list(first["loc"])
     if place[:3] == ["method", "chain", "methods"]:
         place[:5] = ["methods", *place[3:4]]  # pydantic also puts the methods' names into a place
@@ -116,12 +126,14 @@ def _one_line(error: ValidationError) -> str:
         message = message[named.end() :]
     key = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
-        message = "there is no such key"
+        message = f"there is no such key{near_key(model, first['loc'])}"
+    elif first["type"] == "tuple_type":
+        message = f"is a list in brackets, as in {key}=[A, B]"
     elif first["type"] in ("model_type", "model_attributes_type"):
         message = "has keys of its own, and no value"
     elif first["type"].startswith("union_tag"):
         known = first.get("ctx", {}).get("expected_tags")
         key = f"{key}.name"
         message = f"one of {known}" if known else "has to name a method"
-    also = f" (and {len(more)} more)" if more else ""
+    also = f" (and {len(found) - 1} more)" if found[1:] else ""
     return f"{key or 'config'}: {message}{also}"

@@ -27,7 +27,8 @@ from dpray.evaluation.texts import (
     parsed_record,
     structure,
 )
-from dpray.io.columns import label_name
+from dpray.io.columns import MOST_LETTERS, MOST_NAMES, label_name
+from dpray.io.near_labels import nearest, spelled
 from dpray.types import InputError, OnProgress, Progress, no_progress
 
 Labelled = tuple[str, str | None]
@@ -84,7 +85,8 @@ def evaluate(
             other_types(made, tested, parse),
             compared["fidelity"]["records_a_side"],
             train is None,
-        ),
+        )
+        + _label_warnings(records),
         "records": {name: _by_label(rows) for name, rows in records.items()},
         "test_records": len(sets["test"]),
         **compared,
@@ -204,7 +206,10 @@ def _check(sets: Sets) -> None:
         if None not in labels and len(labels) == 1:
             raise InputError(f"{name} records: all have one label, a classifier needs two")
         if not labels & known:
-            raise InputError(f"{name} records: no label in common with the real records")
+            names = [str(label) for label in known]
+            found = (nearest(str(label), names) for label in labels)
+            why = next((f"; they differ in {each[1]}" for each in found if each), "")
+            raise InputError(f"{name} records: no label in common with the real records{why}")
 
 
 def _embed(sets: Sets, embedder: Embedder, on_progress: OnProgress) -> dict[str, Embedded]:
@@ -249,3 +254,41 @@ def _warnings(
             "ones as train records to look in all of them"
         )
     return found
+
+
+def _label_warnings(records: Sets) -> list[str]:
+    """Return warnings about labels that only one side has: a classifier gets none of them right."""
+    counts = {name: Counter(str(label) for _, label in rows) for name, rows in records.items()}
+    found = []
+    for side in ("synthetic", "train", "floor"):
+        real, made = counts["real"], counts.get(side, counts["real"])
+        lacking, more = sorted({*real} - {*made}), sorted({*made} - {*real})
+        for label in [*lacking]:
+            near = nearest(label, more)
+            if near is not None and all(map(_may_be_shown, (label, near[0]))):
+                lacking.remove(label)
+                more.remove(near[0])
+                found.append(
+                    f"{spelled(label)} of the real records is {spelled(near[0])} in the {side} "
+                    f"ones, and counts as another label: they differ in {near[1]}"
+                )
+        for labels, where, rows in ((lacking, "real", real), (more, side, made)):
+            if labels:
+                other = side if where == "real" else "real"
+                total = sum(rows[label] for label in labels)
+                found.append(
+                    f"{len(labels)} labels of {total:,} {where} records are in no {other} record"
+                    f"{_listed(labels)}"
+                )
+    return found
+
+
+def _listed(labels: Sequence[str]) -> str:
+    """Return labels in words, but those that may be texts."""
+    shown = [spelled(label) for label in labels if _may_be_shown(label)][:MOST_NAMES]
+    more = ", ..." if len(shown) < len(labels) else ""
+    return f": {', '.join(shown)}{more}" if shown else ""
+
+
+def _may_be_shown(label: str) -> bool:
+    return len(label) <= MOST_LETTERS

@@ -11,21 +11,34 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from dpray.io.formats import Where
-from dpray.types import InputError, valid_unicode
+from dpray.io.formats import TWICE, Where, folder_columns
+from dpray.types import InputError, did_you_mean, valid_unicode
 
 MOST_NAMES = 20
 MOST_LETTERS = 40
 MOST_WORDS = 4
 
+_DIVIDED = re.compile(r"\w+([^\w\s.,'\"-])\w+(?:\1\w+)*")
+"""Matches a name that looks like several with a delimiter between them."""
+
 MOST_KEYS = 50
 """An object within a row with more keys than this may have data for keys."""
 
+ROLE_KEYS = ("role", "from")
+"""The keys of a message's role, as OpenAI and ShareGPT name them."""
+
 Label = bool | int | float | str
+
+_VISIBLE = re.compile(
+    r"[^\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    r"\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
+    r"\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Matches what can be seen: no blank, no control character, none that Unicode says to ignore
+(Default_Ignorable_Code_Point), and no empty Braille cell."""
 
 
 def column_of(row: Mapping[str, Any], name: str, where: Where) -> Any:
@@ -33,11 +46,14 @@ def column_of(row: Mapping[str, Any], name: str, where: Where) -> Any:
     column has this very name; a number in it counts the entries of a list from 0, and an entry
     beyond the end is null. Raises InputError; at the first row it lists the columns there are."""
     try:
-        return value_at(row, name)
+        value = value_at(row, name)
     except LookupError:
         # Later rows of JSON may have names of their own, which are as private as values.
         listed = _there_are(row, name, where) if where.row == 1 else ""
         raise InputError(f"{where}: no column '{name}'{listed}") from None
+    if value is TWICE:
+        raise InputError(f"{where}: column '{name}' is named twice; rename one of the two")
+    return value
 
 
 def value_at(value: Any, name: str) -> Any:
@@ -45,8 +61,8 @@ def value_at(value: Any, name: str) -> Any:
     if isinstance(value, Mapping) and name in value:
         return value[name]
     for part in name.split("."):
-        if value is None:
-            return None
+        if value is None or value is TWICE:
+            return value
         if isinstance(value, list | tuple) and re.fullmatch(r"\d{1,9}", part):
             value = value[int(part)] if int(part) < len(value) else None
         elif isinstance(value, Mapping) and part in value:
@@ -61,22 +77,27 @@ def _there_are(row: Mapping[str, Any], name: str, where: Where) -> str:
         return f"; {where.hint}"
     if keys_are_data(row):
         return "; the columns are objects that share keys, so their names may be data: not shown"
-    names = {each.strip().lower(): each for each in dotted_names(row)}
-    near = get_close_matches(name.strip().lower(), names, n=1)
-    found = names[near[0]] if near else ""
-    guess = f" (did you mean '{found}'?)" if found and looks_like_name(found) else ""
-    return f"; there are: {listed_names(dotted_names(row))}{guess}"
+    names = dotted_names(row)
+    guess = did_you_mean(name, filter(looks_like_name, names))
+    return f"; there are: {listed_names(names)}{guess}"
 
 
 def listed_names(names: Sequence[str]) -> str:
     """Return names of columns for a message. A file without a header has values in their place, so
     what does not look like a name is not shown."""
+    names = [each for each in dict.fromkeys(names) if each.strip()]
     shown = [each for each in names if looks_like_name(each)]
     listed = ", ".join(shown[:MOST_NAMES]) or "none"
     more = f" and {len(shown) - MOST_NAMES} more" if len(shown) > MOST_NAMES else ""
     if hidden := len(names) - len(shown):
         more += f" (and {hidden} that look like values: has the file a header?)"
     return listed + more
+
+
+def divider(columns: Sequence[str]) -> str | None:
+    """Return the delimiter between names that a header with a single column seems to have."""
+    found = _DIVIDED.fullmatch("".join(columns)) if len(columns) == 1 else None
+    return found[1] if found else None
 
 
 def looks_like_name(name: str) -> bool:
@@ -131,15 +152,18 @@ def _way_in(value: Any, column: str, where: Where) -> str:
     if where.hint:
         return f"; {where.hint}"
     is_list = not isinstance(value, Mapping)
+    first = value[0] if is_list and value else None
+    if isinstance(first, Mapping) and not first.keys().isdisjoint(ROLE_KEYS):
+        return " but a list of messages, which `turns` reads in place of `text`"
     what = f" but a list, whose first entry is {column}.0" if is_list else " but an object"
     names = dotted_names(value, f"{column}.") if where.row == 1 else []
     return what + (f"; there are: {listed_names(names)}" if names else "")
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a text is empty: null, or nothing but blanks. This is the one rule for
+    """Return whether a text is empty: null, or nothing that can be seen. This is the one rule for
     `data.empty`."""
-    return value is None or (isinstance(value, str) and not value.strip())
+    return value is None or (isinstance(value, str) and not _VISIBLE.search(value))
 
 
 def label_name(value: Any) -> str:
@@ -148,6 +172,17 @@ def label_name(value: Any) -> str:
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     return valid_unicode(str(value))
+
+
+def value_name(value: Any, names: Container[str] = ()) -> str:
+    """Return the name of a public value of a column: that of a label, and `null` for null and NaN.
+    A whole number with or without `.0` goes by the one of `names`: a column of numbers in which one
+    is missing has 1.0 for 1."""
+    name = "null" if value is None or value != value else label_name(value)
+    if name not in names and re.fullmatch(r"-?\d+(\.0)?", name):
+        other = name.removesuffix(".0") if name.endswith(".0") else f"{name}.0"
+        return other if other in names else name
+    return name
 
 
 def check_labels(labels: Sequence[Any]) -> None:
@@ -177,15 +212,23 @@ def plain_value(value: Any, column: str, where: Where) -> Any:
 
 
 def match_label(value: Any, by_name: Mapping[str, Label], column: str, where: Where) -> str:
-    """Return the name of a row's label, one of `by_name` and of the same type. The cells of CSV are
-    all texts, and match by name. Raises InputError."""
+    """Return the name of a row's label, one of `by_name` and of the same type. The cells of CSV and
+    the names of folders are all texts, and match by name. Raises InputError."""
     name = label_name(plain_value(value, column, where))
     if name not in by_name:
         raise InputError(f"{where}: the label is not one of data.labels")
     label = by_name[name]
-    if type(value) is not type(label) and isinstance(value, Label) and where.typed:
+    if is_of_other_type(value, label, column, where):
         raise InputError(f"{where}: the label is {_kind(value)}, and in data.labels {_kind(label)}")
     return name
+
+
+def is_of_other_type(value: Any, label: Label, column: str, where: Where) -> bool:
+    """Return whether a value that goes by a label's name is of another type. The cells of CSV and
+    the names of folders have no type, nor have values that JSON does not have."""
+    if type(value) is type(label) or not isinstance(value, Label) or not where.typed:
+        return False
+    return not (isinstance(value, str) and column in folder_columns(where.file))
 
 
 def _kind(label: Label) -> str:

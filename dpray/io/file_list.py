@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from fnmatch import fnmatchcase
@@ -20,7 +21,14 @@ import pyarrow.fs
 from pyarrow.fs import FileSelector, FileType
 
 from dpray.io.files import NOT_IN_URLS, holds_secret, names_cloud
-from dpray.io.formats import ENDINGS, KINDS, base_name, kind_of, without_compression
+from dpray.io.formats import (
+    ENDINGS,
+    KINDS,
+    base_name,
+    folder_columns,
+    kind_of,
+    without_compression,
+)
 from dpray.types import InputError, first_line
 
 SAVED, SAVED_SPLITS, FILES = "state.json", "dataset_dict.json", "_data_files"
@@ -41,6 +49,17 @@ SCHEMES = (
 )
 """The beginnings of the URIs that are read."""
 
+DEEPEST = 6
+"""Levels of folders that are looked into for files that an error names."""
+
+REMEDIES = {
+    (".tar", ".tgz", ".tbz", ".tbz2", ".7z", ".rar", ".xz", ".lz4"): "unpack it",
+    (".gzip", ".zstd", ".bzip2"): "end its name in .gz, .zst or .bz2",
+    (".xlsx", ".xls", ".xlsm", ".ods"): "save the sheet as CSV in UTF-8",
+    (".eml", ".mbox", ".msg", ".pst"): "make it JSON Lines, a line for each mail",
+}
+"""Remedies for files that are not read, by the endings of their names."""
+
 READERS = 8
 """Files that are hashed at once: a core hashes about as fast as a disk reads, or faster."""
 
@@ -52,8 +71,8 @@ def list_files(path: str, key: str = "data.path", *, once: bool = True) -> list[
 
     A folder's files are those in it that are read; a folder that `save_to_disk` wrote has its
     Arrow files. Texts (`.txt`), one record each, are those in a folder without other files that
-    are read, and in the folders below. Names that begin with a dot are left out, and links to
-    folders within a folder or a glob are not followed.
+    are read, and in the folders below. Folders `name=value` are read through. Names that begin
+    with a dot are left out, and links to folders within a folder or a glob are not followed.
 
     It opens no file with records. Raises InputError that names `key` if there is no such file, if
     none is of a kind that is read, if a record would be read twice (with `once`), and for a URI
@@ -157,11 +176,59 @@ def _in_folder(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str
         return _saved(filesystem, root, path, key)
     if SAVED_SPLITS in names:
         raise InputError(f"{key}: {path}: a DatasetDict; give the folder of one of its splits")
-    tables = [file for file in files if kind_of(file) not in (None, "txt")]
-    if tables:
+    files += _partitions(filesystem, root)
+    if tables := [file for file in files if kind_of(file) not in (None, "txt")]:
         return tables
-    files += _glob(filesystem, f"{root}/*/*")
-    return _read_ones([file for file in files if kind_of(file) in (None, "txt")], path, key)
+    texts = {*files, *_glob(filesystem, f"{root}/*/*")}
+    if found := [file for file in texts if kind_of(file) == "txt"]:
+        if any(kind_of(file) == "txt" for file in _glob(filesystem, f"{root}/*/*/*")):
+            setting = _pasted(f"{path.rstrip('/')}/*/*/*.txt", key)
+            raise InputError(f"{key}: {path}: texts lie at several depths; give {setting}")
+        return found
+    raise InputError(f"{key}: {path}: {_why_none(filesystem, root, path, key)}")
+
+
+def _partitions(filesystem: pyarrow.fs.FileSystem, root: str) -> list[str]:
+    """Return the files in the folders `name=value` of a folder, at any depth."""
+    folders, files = [root], []
+    while folders := _folders(filesystem, folders, "*=*"):
+        files += _listed(filesystem, folders, "*", FileType.File)
+    return files
+
+
+def _why_none(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str) -> str:
+    """Return what a folder holds in place of files that are read, and the remedy."""
+    others: list[str] = []
+    for level in range(1, DEEPEST + 1):
+        files = _glob(filesystem, root + "/*" * level)
+        if read := [file for file in files if kind_of(file) is not None]:
+            endings = {PurePosixPath(file).suffix for file in read}
+            glob = path.rstrip("/") + "/*" * level + ("".join(endings) if len(endings) == 1 else "")
+            return f"the files that are read lie deeper ({len(read):,}); give {_pasted(glob, key)}"
+        others += [file for file in files if not base_name(file).startswith("_")]
+    if not others:
+        return f"the folder holds no files that are read: {ENDINGS}"
+    more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
+    return f"{others[0].removeprefix(root + '/')}{more}: {_not_read(others[0])}"
+
+
+def _pasted(path: str, key: str) -> str:
+    """Return a path as a shell takes it after a command: with its key, if that is no option."""
+    return shlex.quote(f"{key}={path}" if "." in key else path)
+
+
+def _not_read(file: str) -> str:
+    """Return why a file is not read, and the remedy."""
+    name, compression = without_compression(base_name(file).lower())
+    ending = PurePosixPath(name).suffix
+    if compression is not None and ending != ".tar":
+        name, ending = base_name(file), PurePosixPath(file).suffix.lower()
+    if not ending.strip("."):
+        return "a name without an ending; end the names of texts in .txt"
+    found = next((remedy for endings, remedy in REMEDIES.items() if ending in endings), None)
+    return (
+        f"a kind of file that is not read ({ending}); {found or f'convert it to one of {ENDINGS}'}"
+    )
 
 
 def _saved(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str) -> list[str]:
@@ -181,12 +248,7 @@ def _read_ones(files: list[str], path: str, key: str) -> list[str]:
     """Return the files of kinds that are read. Raises InputError if there is none."""
     if found := [file for file in files if kind_of(file) is not None]:
         return found
-    if not files:
-        raise InputError(f"{key}: {path}: the folder holds no files that are read: {ENDINGS}")
-    ending = PurePosixPath(files[0]).suffix.lower() or "no ending"
-    raise InputError(
-        f"{key}: {path}: a kind of file that is not read ({ending}); convert it to one of {ENDINGS}"
-    )
+    raise InputError(f"{key}: {path}: {_not_read(files[0])}")
 
 
 def _glob(filesystem: pyarrow.fs.FileSystem, pattern: str) -> list[str]:
@@ -195,12 +257,16 @@ def _glob(filesystem: pyarrow.fs.FileSystem, pattern: str) -> list[str]:
     A local link to a folder is not followed: it may lead to files that are listed already."""
     base = re.split("[*?]", pattern)[0].rsplit("/", 1)[0] or "/"
     *folders, last = [level for level in pattern[len(base) :].split("/") if level]
-    found, is_local = [base], isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+    found = [base]
     for level in folders:
-        below = _listed(filesystem, found, level, FileType.Directory)
-        found = [folder for folder in below if not (is_local and os.path.islink(folder))]
-    files = _listed(filesystem, found, last, FileType.File)
-    return sorted(file for file in files if not base_name(file).startswith("."))
+        found = _folders(filesystem, found, level)
+    return sorted(_listed(filesystem, found, last, FileType.File))
+
+
+def _folders(filesystem: pyarrow.fs.FileSystem, above: Sequence[str], level: str) -> list[str]:
+    is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+    below = _listed(filesystem, above, level, FileType.Directory)
+    return [folder for folder in below if not (is_local and os.path.islink(folder))]
 
 
 def _listed(
@@ -209,7 +275,8 @@ def _listed(
     selectors = [FileSelector(folder, allow_not_found=True) for folder in folders]
     infos = [info for each in selectors for info in filesystem.get_file_info(each)]
     names = level.replace("[", "[[]")
-    return [i.path for i in infos if i.type == kind and fnmatchcase(i.base_name, names)]
+    found = [i.path for i in infos if i.type == kind and fnmatchcase(i.base_name, names)]
+    return [path for path in found if level[0] == "." or not base_name(path).startswith(".")]
 
 
 def file_digests(
@@ -258,6 +325,8 @@ def _digest(file: str, read: list[float], number: int, stopped: Event) -> bytes:
         raise InputError(f"{file}: cannot be read ({type(error).__name__})") from None
     if kind_of(name) == "txt":
         sha256.update(f"\0{name.split('/')[-2]}".encode())  # the label
+    elif named := folder_columns(name):
+        sha256.update(f"\0{sorted(named.items())}".encode("utf-8", "surrogatepass"))
     return sha256.digest()
 
 

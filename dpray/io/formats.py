@@ -1,13 +1,17 @@
 """The kinds of files with records, and the options of text files.
 
-A file's kind follows from the ending of its name, in any case; `.gz`, `.zst` or `.zip` may follow.
+A file's kind follows from the ending of its name, in any case; `.gz`, `.zst`, `.bz2` or `.zip` may
+follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from dpray.types import InputError
 
@@ -17,10 +21,11 @@ Kind = Literal["json", "csv", "parquet", "arrow", "txt", "zip", "hub"]
 
 KINDS: dict[str, Kind] = {
     ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv",
-    ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".txt": "txt",
+    ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow",
+    ".txt": "txt",
 }  # fmt: skip
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 ENDINGS = f"{', '.join(KINDS)}, also with {', '.join(COMPRESSIONS)} or .zip"
 
@@ -33,6 +38,7 @@ class FileFormat:
     `quote`: around a cell that holds delimiters or line ends; "" for none.
     `escape`: before a quote within a cell; None if quotes are doubled.
     `encoding`: by default UTF-8, or what a byte order mark says.
+    `skip_rows`: lines above the header of CSV.
     `records`, of JSON: the dotted name of the list that has the rows, in an object.
     `keys`: the beginning of the keys that set these, for errors; None if there are none.
     """
@@ -41,6 +47,7 @@ class FileFormat:
     quote: str = '"'
     escape: str | None = None
     encoding: str | None = None
+    skip_rows: int = 0
     keys: str | None = None
     records: str | None = None
 
@@ -49,8 +56,8 @@ AS_RECOGNISED = FileFormat()
 
 
 def one_sign(delimiter: str | None) -> str | None:
-    """Return a delimiter, a tab for the `\\t` that a shell passes. Raises ValueError."""
-    if delimiter == "\\t":
+    """Return a delimiter, a tab for `\\t` and `tab`. Raises ValueError."""
+    if delimiter in ("\\t", "tab"):
         return "\t"
     if delimiter is not None and (len(delimiter) != 1 or delimiter in "\r\n"):
         raise ValueError("one character, or \\t for a tab")
@@ -78,7 +85,8 @@ class Piece:
 
     `lines` and `rows` come before it, so that its rows have the numbers that they have in the whole
     file; a blank line is no row. `file_number` counts all files from 0, and stays when their folder
-    moves. The file has to have the digest `sha256` when the piece is read; None: any."""
+    moves. The file has to have the digest `sha256` when the piece is read; None: any. `columns` are
+    the names of the columns that are read; None reads all."""
 
     file: str
     begin: int = 0
@@ -88,6 +96,13 @@ class Piece:
     file_number: int = 0
     format: FileFormat = AS_RECOGNISED
     sha256: bytes | None = field(default=None, repr=False)
+    columns: frozenset[str] | None = None
+
+    def reads(self, name: str) -> bool:
+        """Return whether a column of the file is read: one of `columns`, or what the first part of
+        a dotted name leads to."""
+        named = self.columns
+        return named is None or name in named or any(c.partition(".")[0] == name for c in named)
 
 
 @dataclass(frozen=True)
@@ -132,3 +147,36 @@ def without_compression(file: str) -> tuple[str, str | None]:
 
 Scanned = Iterator[tuple[Where, Row | InputError]]
 """The rows of a file, and in place of a bad row its error, which names the file and the row."""
+
+
+class Twice:
+    """The value of a column that a file names twice: an error only if the column is used."""
+
+
+TWICE = Twice()
+
+
+def row_of(cells: Sequence[tuple[str, Any]]) -> Row:
+    """Return the row of these names and values. A name that is there twice has the value TWICE."""
+    row = dict(cells)
+    if len(row) < len(cells):
+        counts = Counter(name for name, _ in cells)
+        row |= {name: TWICE for name, count in counts.items() if count > 1}
+    return row
+
+
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def folder_columns(file: str) -> Row:
+    """Return the columns that the folders right above a file name, as in
+    `label=Billing/part-0.parquet`. Their values are texts without a type, as those of CSV are, or
+    None."""
+    above = file.split("#")[0].split("/")[-2::-1]
+    named = [part.partition("=") for part in takewhile(lambda part: "=" in part[1:], above)]
+    return row_of(
+        [
+            (unquote(name), None if value == HIVE_NULL else unquote(value))
+            for name, _, value in named
+        ]
+    )

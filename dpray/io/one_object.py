@@ -7,7 +7,7 @@ and only if they do not look like data.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from dpray.io.columns import keys_are_data
@@ -27,6 +27,8 @@ def where_rows_are(found: Mapping[str, Any], form: FileFormat) -> str:
         if orient == "table" and form.keys is not None:
             return f"pandas wrote it with orient=table; set {form.keys}records=data"
         return f"pandas writes such a file with orient={orient}; write it by {PANDAS}"
+    if all(isinstance(each, list) for each in found.values()) and _are_columns(found.values()):
+        return f"it has a list for each column; write it by {PANDAS}"
     names = [*_lists(found)]
     if not names or form.keys is None or not all(map(KEY.fullmatch, names)):
         return AS_LINES
@@ -49,6 +51,12 @@ def _orient(found: Mapping[str, Any]) -> str | None:
     if keys_are_data(found) or any(each and all(map(str.isdecimal, each)) for each in numbers):
         return "columns or index"
     return None
+
+
+def _are_columns(lists: Collection[Sequence[Any]]) -> bool:
+    """Return whether lists are columns of one table: of one length, and not of objects."""
+    are_plain = not any(isinstance(each, Mapping | list) for cells in lists for each in cells[:1])
+    return are_plain and len(lists) > 1 and len({len(cells) for cells in lists}) == 1
 
 
 def _lists(found: Mapping[str, Any], before: str = "") -> Iterator[str]:

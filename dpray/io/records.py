@@ -11,9 +11,10 @@ import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -21,7 +22,8 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet
 
-from dpray.io.columns import dotted_names, listed_names
+from dpray.io.columns import column_of, dotted_names, listed_names
+from dpray.io.content import LOOKED_AT, check_content
 from dpray.io.file_list import filesystem_of
 from dpray.io.formats import (
     AS_RECOGNISED,
@@ -32,7 +34,9 @@ from dpray.io.formats import (
     Scanned,
     Where,
     base_name,
+    folder_columns,
     kind_of,
+    row_of,
     without_compression,
 )
 from dpray.io.hub import check_dataset
@@ -47,6 +51,7 @@ from dpray.io.text_files import (
     read_csv,
     read_json,
     read_txt,
+    titles_above,
 )
 from dpray.types import InputError
 
@@ -72,6 +77,9 @@ and a NotImplementedError, which is one too, for a compression that it does not 
 places and lengths from the file and trusts them, and Arrow refuses a place before the beginning."""
 
 
+Reader = Callable[[str, io.BufferedReader, FileFormat], Scanned]
+
+
 def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Where, Row]]:
     """Stream the rows of one file of `list_files`. But for a JSON array, memory does not grow with
     the file.
@@ -91,8 +99,15 @@ def read_piece(piece: Piece) -> Iterator[tuple[Where, Row]]:
 
 
 def scan_piece(piece: Piece) -> Scanned:
-    """Stream the rows of a piece. A bad row comes as its error, and the rows after it follow if the
-    file can be read on. Raises InputError for a file that cannot be read at all."""
+    """Stream the rows of a piece, with the columns that its folders name. A bad row comes as its
+    error, and the rows after it follow if the file can be read on. Raises InputError for a file
+    that cannot be read at all."""
+    named = folder_columns(piece.file)
+    for where, row in _scanned(piece):
+        yield where, row if isinstance(row, InputError) or not named else named | row
+
+
+def _scanned(piece: Piece) -> Scanned:
     if kind_of(piece.file) == "hub":
         yield from _read_hub(piece.file)
         return
@@ -105,9 +120,10 @@ def scan_piece(piece: Piece) -> Scanned:
             if kind == "parquet":
                 yield from _numbered(piece, _parquet_batches(stream, piece), "Parquet")
             elif kind == "arrow":
-                yield from _numbered(piece, _arrow_batches(stream), "Arrow")
+                yield from _numbered(piece, _arrow_batches(stream, piece), "Arrow")
             else:
-                readers = {"csv": read_csv, "txt": read_txt, "json": read_json}
+                csv = partial(read_csv, reads=piece.reads)
+                readers: dict[str, Reader] = {"csv": csv, "txt": read_txt, "json": read_json}
                 buffered = io.BufferedReader(stream, READ_BYTES)
                 yield from readers[kind](piece.file, buffered, piece.format)
     except CORRUPT as error:
@@ -117,18 +133,54 @@ def scan_piece(piece: Piece) -> Scanned:
 def _parquet_batches(stream: Any, piece: Piece) -> Iterator[pa.RecordBatch]:
     with pyarrow.parquet.ParquetFile(stream) as file:
         groups = None if piece.end is None else list(range(piece.begin, piece.end))
-        yield from file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=groups)
+        columns = None
+        if file.metadata.num_rows:
+            columns = _fields_read(file.schema_arrow, piece)
+        yield from file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=groups, columns=columns)
 
 
-def _arrow_batches(stream: Any) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(stream: Any, piece: Piece) -> Iterator[pa.RecordBatch]:
     """Yield batches that are validated: Arrow takes a file's offsets as they stand, and wrong ones
     would read beyond the file's memory, or end the process."""
     with _open_arrow(stream) as file:
         is_file = isinstance(file, pa.ipc.RecordBatchFileReader)
         numbers = range(file.num_record_batches) if is_file else ()
-        for batch in map(file.get_batch, numbers) if is_file else file:
+        for whole in map(file.get_batch, numbers) if is_file else file:
+            batch = whole.select(_columns_read(whole.schema, piece)) if whole.num_rows else whole
             batch.validate(full=True)
             yield batch
+
+
+def _columns_read(schema: pa.Schema, piece: Piece) -> list[str]:
+    """Return the columns of a file that are read. Raises InputError, as a row would, for a column
+    that is missing or named twice."""
+    row = folder_columns(piece.file) | row_of([(each.name, _shape(each.type)) for each in schema])
+    for name in sorted(piece.columns or ()):
+        column_of(row, name, Where(piece.file, piece.rows + 1))
+    return [name for name in schema.names if piece.reads(name) and schema.names.count(name) == 1]
+
+
+def _fields_read(schema: pa.Schema, piece: Piece) -> list[str]:
+    """Return the columns, of objects only the fields that a dotted name leads to."""
+    columns = _columns_read(schema, piece)
+    named = piece.columns or frozenset(columns)
+    found = [name for name in columns if name in named]
+    for name in named - {*schema.names}:
+        first, *parts = name.split(".")
+        if first in columns and first not in named:
+            kind, path = schema.field(first).type, [first]
+            while parts and pa.types.is_struct(kind):
+                kind = kind.field(parts[0]).type
+                path.append(parts.pop(0))
+            found.append(".".join(path))
+    return found
+
+
+def _shape(kind: pa.DataType) -> Row | None:
+    """Return the nested names of a type, None for one without."""
+    if not pa.types.is_struct(kind):
+        return None
+    return row_of([(each.name, _shape(each.type)) for each in kind])
 
 
 def _open_arrow(stream: Any) -> Any:
@@ -143,23 +195,48 @@ def _numbered(piece: Piece, batches: Iterable[pa.RecordBatch], kind: str) -> Sca
     try:
         for batch in batches:
             for start in range(0, batch.num_rows, ROWS_AT_ONCE):
-                for row in batch.slice(start, ROWS_AT_ONCE).to_pylist():
+                for row in _plain_rows(batch.slice(start, ROWS_AT_ONCE)):
                     number += 1
-                    yield Where(piece.file, number), row
+                    where = Where(piece.file, number)
+                    problem = f"{where}: {row}"
+                    yield where, InputError(problem) if isinstance(row, str) else row
     except BROKEN as error:
         where = Where(piece.file, number + 1)
         why = f"not a valid {kind} file ({type(error).__name__})"
         yield where, InputError(f"{where}: {why}")
 
 
+def _plain_rows(batch: pa.RecordBatch) -> Iterator[Row | str]:
+    """Yield the rows as Python values, and in place of a row with a value that Python does not
+    have, such as a day of the year 10000, what is wrong with it."""
+    try:
+        yield from batch.to_pylist()
+    except BROKEN:
+        for number in range(batch.num_rows):
+            yield _plain_row(batch.slice(number, 1))
+
+
+def _plain_row(batch: pa.RecordBatch) -> Row | str:
+    row = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            [row[name]] = column.to_pylist()
+        except BROKEN as error:
+            return f"column '{name}' has a value that cannot be read ({type(error).__name__})"
+    return row
+
+
 @contextmanager
 def _opened(file: str) -> Iterator[tuple[Kind, Any]]:
     """Open a file and undo its compression: yield the kind of its content, and its bytes. Those of
     Parquet and Arrow can be read in any order: from a copy without a name if they are compressed.
-    Raises InputError for a `.zip` that is not of one file, and OSError."""
+    Raises InputError for a `.zip` that is not of one file, for bytes of another kind than the name
+    says, and OSError."""
     filesystem, name = filesystem_of(file)
     kind, compression = kind_of(name), without_compression(name)[1]
     with ExitStack() as stack:
+        with filesystem.open_input_stream(name, compression=None) as raw:
+            check_content(file, raw.read(LOOKED_AT), compression or kind)
         if compression is None:
             stream = filesystem.open_input_file(name)
         elif compression == "zip":
@@ -244,29 +321,55 @@ def read_file_header(file: str, form: FileFormat = AS_RECOGNISED) -> Header:
     if kind_of(file) == "hub":
         _, row = next(read_rows(file), (None, {}))
         return Header(dotted_names(row))
+    with open_content(file) as (kind, stream):
+        if kind == "parquet":
+            with pyarrow.parquet.ParquetFile(stream) as parquet:
+                return _header(file, parquet.schema_arrow.names)
+        if kind == "arrow":
+            with _open_arrow(stream) as arrow:
+                return _header(file, arrow.schema.names)
+        return _text_header(file, kind, io.BufferedReader(stream, READ_BYTES), form)
+
+
+@contextmanager
+def open_content(file: str) -> Iterator[tuple[Kind, Any]]:
+    """Open a file and undo its compression: yield the kind of its content, and its bytes. Raises
+    InputError for a file that cannot be read."""
     try:
-        with _opened(file) as (kind, stream):
-            if kind == "parquet":
-                with pyarrow.parquet.ParquetFile(stream) as parquet:
-                    return Header(parquet.schema_arrow.names)
-            if kind == "arrow":
-                with _open_arrow(stream) as arrow:
-                    return Header(arrow.schema.names)
-            return _text_header(file, kind, io.BufferedReader(stream, READ_BYTES), form)
+        with _opened(file) as opened:
+            yield opened
     except CORRUPT as error:
         raise _unreadable(file, error) from None
 
 
+def _header(
+    file: str, columns: Sequence[str], delimiter: str | None = None, hint: str = ""
+) -> Header:
+    named = [name for name in folder_columns(file) if name not in columns]
+    return Header([*columns, *named], delimiter, hint)
+
+
 def _text_header(file: str, kind: Kind, stream: io.BufferedReader, form: FileFormat) -> Header:
     if kind == "txt":
-        return Header(["text", "label"])
+        return _header(file, ["text"] if folder_columns(file) else ["text", "label"])
     if kind == "csv":
         opened = open_csv(file, stream, form)
-        return Header(opened.columns, opened.delimiter)
+        return _header(file, opened.columns, opened.delimiter)
     where, row = next(read_json(file, stream, form), (Where(file, 1), {}))
     if isinstance(row, InputError):
         raise row
-    return Header(dotted_names(row), hint=where.hint)
+    return _header(file, dotted_names(row), hint=where.hint)
+
+
+def titles_in(file: str, form: FileFormat) -> int:
+    """Return the number of lines above the header of a file of CSV that seem to be titles; 0 if
+    there are none, or if it cannot be read."""
+    if kind_of(file) == "hub":
+        return 0
+    with suppress(InputError), open_content(file) as (kind, stream):
+        buffered = io.BufferedReader(stream, READ_BYTES)
+        return titles_above(file, buffered, form) if kind == "csv" else 0
+    return 0
 
 
 def _read_hub(path: str) -> Scanned:

@@ -15,13 +15,12 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from dpray.io.columns import column_of, is_empty
+from dpray.io.columns import ROLE_KEYS, column_of, is_empty
 from dpray.io.formats import Where
 from dpray.types import InputError, valid_unicode
 
-ROLE_KEYS = ("role", "from")
-CONTENT_KEYS = ("content", "value", "parts")
-"""The keys of messages, as OpenAI, ShareGPT and Gemini name them."""
+CONTENT_KEYS = ("content", "value", "text", "parts")
+"""The keys of a message's content, as OpenAI, ShareGPT and Gemini name them."""
 
 OTHER_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
 """ShareGPT's and Gemini's names of roles."""
@@ -106,6 +105,11 @@ def _from_json(cell: str, column: str, where: Where) -> Any:
 def _list_of(value: Any, column: str, where: Where) -> Sequence[Any]:
     if value is None:
         return ()
+    if isinstance(value, Mapping) and value and all(isinstance(v, list) for v in value.values()):
+        # Hugging Face's `datasets` stores a list of messages as a list for each key.
+        value = [
+            dict(zip(value, each, strict=False)) for each in zip(*value.values(), strict=False)
+        ]
     if isinstance(value, Mapping | str) or not isinstance(value, Sequence):
         raise InputError(f"{where}: column '{column}' is not a list of messages")
     return value

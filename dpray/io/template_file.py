@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from dpray.io.columns import label_name
 from dpray.io.yaml_text import YamlRefused, parse_yaml
-from dpray.types import InputError
+from dpray.types import InputError, did_you_mean
 
 LONGEST_NAME = 40
 
@@ -168,7 +168,10 @@ def read_template(
         deepest = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
         # Without the names of types, which stand there for a key that takes one of two.
         place = [str(each) for each in deepest["loc"] if "[" not in str(each)]
-        raise Template({}, name=name).fault(deepest["msg"], *place) from None
+        problem = deepest["msg"]
+        if deepest["type"] == "extra_forbidden":
+            problem = f"is no key of a template{did_you_mean(place[-1], fields)}"
+        raise Template({}, name=name).fault(problem, *place) from None
     checked = {key: getattr(model, key) for key in fields}
     template = Template(
         {key: checked[key] for key in keys if checked[key] is not None},

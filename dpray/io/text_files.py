@@ -6,18 +6,29 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
-from dpray.io.columns import value_at
-from dpray.io.formats import FileFormat, Row, Scanned, Where, base_name, without_compression
+from dpray.io.columns import looks_like_name, value_at
+from dpray.io.formats import (
+    FileFormat,
+    Row,
+    Scanned,
+    Where,
+    base_name,
+    folder_columns,
+    row_of,
+    without_compression,
+)
 from dpray.io.one_object import PANDAS, where_rows_are
 from dpray.types import InputError
 
 UTF_8 = "utf-8-sig"
+UTF_8_MARK = b"\xef\xbb\xbf"
 MARKS = {
     b"\xff\xfe\0\0": "utf-32",
     b"\0\0\xfe\xff": "utf-32",
@@ -35,6 +46,12 @@ LONGEST_ROW = 64 << 20
 CSV. A file of one endless line would take all memory."""
 
 DELIMITERS = (",", ";", "\t", "|")
+
+_SEPARATOR = re.compile(r'"?sep=(\\t|[^"\r\n])"?[,;\t|]*[\r\n]*$', re.IGNORECASE)
+"""Matches the first line by which Excel names the delimiter; it may be padded as other rows are."""
+
+MOST_TITLES = 20
+"""Lines above a header that `titles_above` finds at most."""
 
 _UNDECODABLE = re.compile("[\udc80-\udcff]")
 """`surrogateescape` makes these of bytes that are not in the encoding; no encoding has them."""
@@ -55,14 +72,30 @@ def text_lines(
     surrogates; if the encoding has no place for them, reading raises UnicodeError. Raises
     InputError for what seems to be UTF-16 without a byte order mark, unless the encoding is
     given."""
-    start = stream.peek(4)[:4]
+    start = stream.peek(START)[:START]
     encoding = encoding_of(start, form.encoding)
-    if form.encoding is None and encoding == UTF_8 and b"\0" in start:
-        found = "utf-16-le" if start.index(0) % 2 else "utf-16-be"
+    if form.encoding is None and encoding == UTF_8 and has_nulls(start):
+        if not (found := unmarked_utf_16(start)):
+            raise InputError(f"{base_name(name)}: many bytes are null, as in no text")
         advice = f"set {form.keys}encoding={found}" if form.keys else "save the file in UTF-8"
         why = f"{found} without a byte order mark"
         raise InputError(f"{base_name(name)}: the bytes seem to be {why}; {advice}")
     return encoding, io.TextIOWrapper(stream, encoding, "surrogateescape", newline=newline)
+
+
+def has_nulls(start: bytes) -> bool:
+    """Return whether the first bytes of a text file are not of an encoding with ASCII characters of
+    one byte: more than a few of them are null."""
+    return b"\0" in start[:4] or start.count(0) > max(2, len(start) // 200)
+
+
+def unmarked_utf_16(start: bytes) -> str | None:
+    """Return the kind of UTF-16 that bytes with nulls seem to be: ASCII characters, at least line
+    ends, have a null byte each, all on the same side."""
+    odd, even = start[1::2].count(0), start[::2].count(0)
+    if min(odd, even) * 5 > max(odd, even):
+        return None
+    return "utf-16-le" if odd > even else "utf-16-be"
 
 
 def undecodable(text: str) -> bool:
@@ -71,13 +104,14 @@ def undecodable(text: str) -> bool:
 
 
 def bad_bytes(place: Where | str, encoding: str, form: FileFormat) -> InputError:
-    """Return the error for bytes that are not in the encoding; it proposes Windows' own."""
-    if encoding != UTF_8:
-        return InputError(f"{place}: the bytes are not valid {encoding}")
+    """Return the error for bytes that are not in the encoding. What else they may be in, one row
+    does not tell."""
+    named = "UTF-8" if encoding == UTF_8 else encoding
     advice = "save the file in UTF-8"
     if form.keys is not None:
-        advice = f"for a file from Windows or Excel, set {form.keys}encoding=cp1252"
-    return InputError(f"{place}: the bytes are not valid UTF-8; {advice}")
+        found = " (`dpray check` lists what fits)" if form.keys == "data." else ""
+        advice += f", or set {form.keys}encoding{found}"
+    return InputError(f"{place}: the bytes are not valid {named}; {advice}")
 
 
 def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
@@ -92,7 +126,8 @@ def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
         yield where, InputError(f"{base_name(name)}: too long for one text")
     else:
         text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
-        yield where, {"text": text, "label": name.split("/")[-2]}
+        label = {} if folder_columns(name) else {"label": name.split("/")[-2]}
+        yield where, {"text": text} | label
 
 
 def read_json(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
@@ -184,7 +219,7 @@ def too_long(place: Where | str) -> InputError:
 
 def _object(where: Where, line: str) -> Row | InputError:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=row_of)
     except (ValueError, RecursionError):  # a number of 5,000 digits is a ValueError
         return InputError(f"{where}: not valid JSON (one object a line)")
     return _if_object(where, row)
@@ -223,12 +258,12 @@ def _loaded(text: str, form: FileFormat) -> list[Any]:
     """Return the entries of an array, or of the lists that `form.records` leads to: in an object,
     or in each of several, which are pages of an export. Raises LookupError for another name."""
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=row_of)
     except ValueError:
         pages = [line for line in text.split("\n") if line.strip()]
         if form.records is None or len(pages) < 2 or _goes_on(text):
             raise
-        found = [json.loads(page) for page in pages]
+        found = [json.loads(page, object_pairs_hook=row_of) for page in pages]
     if form.records is None:
         return list(found)
     entries: list[Any] = []
@@ -295,14 +330,16 @@ class OpenCsv:
 
 
 def open_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> OpenCsv:
-    """Read the header, the first line. Raises InputError for one that cannot be read."""
+    """Read the header: the first line after `form.skip_rows` that is not blank. A first line such
+    as `sep=;`, which Excel writes and reads, names the delimiter. Raises InputError for a header
+    that cannot be read."""
     csv.field_size_limit(LONGEST_ROW)
     header = f"{base_name(name)}, header"
     encoding, decoded = text_lines(name, stream, form, newline="")
     lines = _RowLines(decoded)
     try:
-        first = next(lines, "").removeprefix("\ufeff")
-        dialect = _dialect(first, name, form)
+        first, sign = _header_line(lines, form.skip_rows)
+        dialect = _dialect(first, name, form if form.delimiter else replace(form, delimiter=sign))
         cells = csv.reader(chain([first], lines), **dialect)
         columns = next(cells, [])
     except _TooLong:
@@ -311,14 +348,33 @@ def open_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> OpenCsv:
         raise _not_csv(header, form) from None
     if undecodable("".join(columns)):
         raise bad_bytes(header, encoding, form)
-    if len(set(columns)) < len(columns):
-        raise InputError(f"{base_name(name)}: the header names a column twice")
     return OpenCsv(encoding, dialect["delimiter"], columns, cells, lines)
 
 
-def read_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
+def _header_line(lines: _RowLines, skip_rows: int) -> tuple[str, str | None]:
+    """Return the line of the header, and the delimiter that a first line `sep=;` names."""
+    line = next(lines, "").removeprefix("\ufeff")
+    sign = None
+    if found := _SEPARATOR.match(line):
+        sign = "\t" if found[1] == "\\t" else found[1]
+        skip_rows = max(skip_rows, 1)
+    for _ in range(skip_rows):
+        lines.begin_row()
+        line = next(lines, "")
+    while line and not line.strip("\r\n "):
+        line = next(lines, "")
+    return line, sign
+
+
+def read_csv(
+    name: str,
+    stream: io.BufferedReader,
+    form: FileFormat,
+    reads: Callable[[str], bool] = lambda column: True,
+) -> Scanned:
     """Read CSV by Python's own parser, which is strict and counts rows. A blank line is no row.
-    Raises InputError for the header."""
+    Cells have to be in the encoding if `reads` takes their column. Raises InputError for the
+    header."""
     opened = open_csv(name, stream, form)
     number = 1
     while True:
@@ -336,18 +392,73 @@ def read_csv(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
         else:
             if not cells:
                 continue
-            yield where, _csv_row(where, opened, cells, form)
+            yield where, _csv_row(where, opened, cells, form, reads)
         number += 1
 
 
 def _csv_row(
-    where: Where, opened: OpenCsv, cells: Sequence[str], form: FileFormat
+    where: Where,
+    opened: OpenCsv,
+    cells: Sequence[str],
+    form: FileFormat,
+    reads: Callable[[str], bool],
 ) -> Row | InputError:
-    if any(map(undecodable, cells)):
+    width = len(opened.columns)
+    if len(cells) > width and not any(cells[width:]):
+        cells = cells[:width]  # programs end rows with delimiters that the header lacks
+    if len(cells) != width:
+        why = "too many; quote cells that hold the delimiter"
+        if len(cells) < width:
+            why = "too few; correct the row, or remove it if it is a total"
+        elif width == 1 and form.keys == "data.":
+            why += ", and count titles above the header in data.skip_rows"
+        return InputError(f"{where}: not as many fields as the header has: {why}")
+    row = list(zip(opened.columns, cells, strict=True))
+    if any(undecodable(cell) and reads(column) for column, cell in row):
         return bad_bytes(where, opened.encoding, form)
-    if len(cells) != len(opened.columns):
-        return InputError(f"{where}: not as many fields as the header has")
-    return dict(zip(opened.columns, cells, strict=True))
+    return row_of(row)
+
+
+def titles_above(name: str, stream: io.BufferedReader, form: FileFormat) -> int:
+    """Return the number of lines above the header of CSV that seem to be titles, 0 in doubt: the
+    first of them has one cell that is filled, and the header has more, as have the rows below."""
+    _, decoded = text_lines(name, stream, form, newline="")
+    lines = list(islice(_RowLines(decoded), MOST_TITLES + 30))
+    found = [
+        _header_of(lines, _dialect("", name, replace(form, delimiter=sign)))
+        for sign in (DELIMITERS if form.delimiter is None else form.delimiter)
+    ]
+    return max(found, key=lambda line_and_names: line_and_names[1])[0]
+
+
+def _header_of(lines: Sequence[str], dialect: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the number of lines above the header, and of its names; zeros if it is the first line,
+    or none seems to be one."""
+    reader = csv.reader(lines, **dialect)
+    rows: list[tuple[int, list[str]]] = []
+    with suppress(csv.Error):
+        rows.extend((reader.line_num, cells) for cells in reader)
+    for number, (line, names) in enumerate(rows[:MOST_TITLES]):
+        below = [cells for _, cells in rows[number + 1 :] if cells]
+        is_table = len(below) > 1 and all(len(cells) == len(names) for cells in below)
+        if _filled(names) > 1 and is_table and max(map(_filled, below)) <= _filled(names):
+            are_names = all(looks_like_name(each) and not each.isdigit() for each in names)
+            above = [cells for _, cells in rows[:number]]
+            are_titles = all(_is_title(cells, names) for cells in above)
+            return (line - 1, len(names)) if are_names and are_titles else (0, 0)
+    return 0, 0
+
+
+def _is_title(cells: Sequence[str], names: Sequence[str]) -> bool:
+    """Return whether a line above a header is no header itself: it has another number of cells than
+    all lines below, or most are empty."""
+    if len(cells) != len(names) or not _filled(cells):
+        return True
+    return bool(cells[0].strip()) and _filled(cells) <= len(names) // 2
+
+
+def _filled(cells: Sequence[str]) -> int:
+    return sum(bool(cell.strip()) for cell in cells)
 
 
 def _not_csv(place: Where | str, form: FileFormat) -> InputError:

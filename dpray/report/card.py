@@ -26,6 +26,7 @@ from dpray.extras import is_installed
 from dpray.io.files import read_json, sha256_of, write_durably
 from dpray.io.records import read_rows
 from dpray.personal_data import LIMITS, find_patterns, in_words
+from dpray.report.licenses import hub_license
 from dpray.report.nist import privacy_sheet
 from dpray.report.page import check_complete, odds_of, templates, which_methods
 from dpray.report.tables import bound
@@ -130,18 +131,20 @@ def license_there(run_dir: Path) -> str:
     """Return the licence on the card that is there, `unknown` without one."""
     card = run_dir / CARD
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    found = re.search(r"^license: ([\w.-]+)$", text.partition("\n---\n")[0], re.MULTILINE)
+    found = re.search(r"^license: ([\w.+-]+)$", text.partition("\n---\n")[0], re.MULTILINE)
     return found[1] if found else "unknown"
 
 
 def write_card(run_dir: Path, name: str | None, license: str | None) -> list[Path]:
     """Write the card, the metadata and the sheet into the run's folder; return their paths. `name`
-    is the data set's, or null for the one in the ledger; `license` is an identifier of the hub, or
+    is the data set's, or null for the one in the ledger; `license` is one for `hub_license`, or
     null for the one on the card that is there.
 
-    Raises InputError as `Release.of` does, and for a README.md that somebody else wrote."""
+    Raises InputError as `Release.of` and `hub_license` do, and for a README.md that somebody else
+    wrote."""
     card = run_dir / CARD
-    release = Release.of(run_dir, name, license or license_there(run_dir))
+    stated = license_there(run_dir) if license is None else hub_license(license)
+    release = Release.of(run_dir, name, stated)
     if card.exists() and "\n- dpray\n" not in card.read_text(encoding="utf-8", errors="replace"):
         raise InputError(f"{card}: this file is not from dpray card; move it first")
     contents = {

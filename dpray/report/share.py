@@ -16,6 +16,7 @@ from dpray.report.card import (
     license_there,
     write_card,
 )
+from dpray.report.licenses import hub_license
 from dpray.report.page import PAGE, write_report
 from dpray.runs.folder import MODEL, TABLES
 from dpray.types import InputError
@@ -48,7 +49,8 @@ def share(
     """
     check_dataset_name(repository)
     released_files(run_dir)  # before a file behind a link is read
-    if public and (license or license_there(run_dir)) == "unknown":
+    stated = license_there(run_dir) if license is None else hub_license(license)
+    if public and stated == "unknown":
         raise InputError(f"--license: {PUSH} with --public needs a licence, such as cc-by-4.0")
     paths = write_card(run_dir, name, license)
     # The page that an older version of dpray left there may have private figures.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
-from dpray.io.columns import column_of, is_empty, match_label, plain_value
+from dpray.io.columns import column_of, is_empty, match_label, plain_value, value_name
 from dpray.io.file_list import file_digest, list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, numbered, read_piece
@@ -47,10 +47,20 @@ MOST_TASKS = 1000
 
 
 def check_first_records(data: DataConfig) -> None:
-    """Raise InputError, as `record_rows` does, if the first row of the first file is no record:
-    most often a column is mistyped."""
-    _, where, row = next(_numbered(data_pieces(data)[0]))
-    to_row(where, row, data)
+    """Raise InputError, as `record_rows` does, if the first row of a file is no record, or if no
+    file has a row. A stray file is found so, and a column that is mistyped."""
+    has_rows = False
+    for piece in data_pieces(data):
+        try:
+            for where, row in islice(read_piece(piece), 1):
+                to_row(where, row, data)
+                has_rows = True
+        except InputError as error:
+            if not has_rows:
+                raise
+            raise InputError(f"{error}; is it data, as the files before it are?") from None
+    if not has_rows:
+        raise InputError(f"data.path: {data.path} holds no rows")
 
 
 def data_pieces(data: DataConfig) -> list[Piece]:
@@ -64,20 +74,9 @@ def data_pieces(data: DataConfig) -> list[Piece]:
             "them, or choose another output.path"
         )
     return [
-        Piece(file, file_number=number, format=data.format, sha256=sha256)
+        Piece(file, file_number=number, format=data.format, sha256=sha256, columns=data.columns)
         for number, (file, sha256) in enumerate(zip(files, digests, strict=True))
     ]
-
-
-def _numbered(piece: Piece) -> Iterator[tuple[int, Where, dict[str, Any]]]:
-    """Yield the rows with their numbers in the whole file."""
-    number = piece.rows
-    for where, row in read_piece(piece):
-        yield number, where, row
-        number += 1
-    # A piece may lie in the midst of a line.
-    if number == piece.rows and piece.end is None:
-        raise InputError(f"{base_name(piece.file)} holds no rows")
 
 
 def _check_unchanged(piece: Piece) -> None:
@@ -108,11 +107,13 @@ def record_rows(
     After the last row the file is hashed. Nothing is drawn from rows before all are read, so
     nothing is drawn from a file that has changed since the run was charged.
 
-    Raises InputError for a file that has changed or has no rows, and InputError naming the row for
+    Raises InputError for a file that has changed, and InputError naming the row for
     a missing column, a label outside the label set, a value that is no text, or an empty text.
     """
+    names = data.columns | {*(column_values or ())}
+    rows = read_piece(replace(piece, columns=names))
     try:
-        for number, where, row in _numbered(piece):
+        for number, (where, row) in enumerate(rows, start=piece.rows):
             if (found := to_row(where, row, data, column_values)) is not None:
                 if by_place and data.unit is None:
                     found["unit"] = f"file {piece.file_number}, row {number}"
@@ -254,7 +255,7 @@ def _columns(
         if name == data.label:
             columns[name] = match_label(column_of(row, name, where), data.label_names, name, where)
             continue
-        columns[name] = str(plain_value(column_of(row, name, where), name, where))
+        columns[name] = value_name(column_of(row, name, where), values)
         if columns[name] not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
     return columns

@@ -12,6 +12,7 @@ import yaml
 from dpray.commands.card import card
 from dpray.personal_data import LIMITS
 from dpray.report.card import CARD, CROISSANT, SHEET, license_there, write_card
+from dpray.report.licenses import hub_license
 from dpray.report.nist import answers
 from dpray.types import InputError
 from tests.report.browser import needs_browser, rendered_in_silence
@@ -146,6 +147,51 @@ def test_a_card_keeps_its_licence_unless_another_one_is_given(run_dir):
     for line in ("license: [a, b]", "license: &x *x", "license:", "pretty_name: x"):
         (run_dir / CARD).write_text(f"---\n{line}\ntags:\n- dpray\n---\nlicense: mit\n")
         assert license_there(run_dir) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("given", "stated"),
+    [
+        ("CC-BY-4.0", "cc-by-4.0"),
+        ("cc by 4.0", "cc-by-4.0"),
+        ("Apache-2.0", "apache-2.0"),
+        (" MIT ", "mit"),
+        ("GPL-3.0-or-later", "gpl-3.0"),
+        ("LGPL-2.1-only", "lgpl-2.1"),
+        ("AGPL-3.0+", "agpl-3.0"),
+        ("ODC-By-1.0", "odc-by"),
+        ("PDDL-1.0", "pddl"),
+        ("OpenRAIL++", "openrail++"),
+        ("other", "other"),
+    ],
+)
+def test_a_licence_goes_by_the_name_that_the_hub_has_for_it(run_dir, given, stated):
+    assert hub_license(stated) == hub_license(given) == stated
+    write_card(run_dir, None, given)
+    assert license_there(run_dir) == stated
+    write_card(run_dir, None, None)
+    assert license_there(run_dir) == stated
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("cc-by-4", "one of cc-by-4.0?"),
+        ("cc-bz-4.0", "did you mean 'cc-by-4.0'?"),
+        ("Apache", "one of apache-2.0?"),
+        ("EUPL-1.2", "did you mean 'eupl-1.1'?"),
+        ("proprietary terms of a hospital", "`other` is any other"),
+        ("", "`other` is any other"),
+        ("mit\nlicense: x", "`other` is any other"),
+    ],
+)
+def test_an_unknown_licence_is_refused_with_a_near_one(run_dir, given, said):
+    with pytest.raises(
+        InputError, match=r"^--license: the hub has no licence of this name"
+    ) as wrong:
+        write_card(run_dir, None, given)
+    assert said in str(wrong.value) and "\n" not in str(wrong.value)
+    assert not (run_dir / CARD).exists()
 
 
 def test_what_is_no_private_run_has_no_card(run_dir, tmp_path):

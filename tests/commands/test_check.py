@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import stat
+import subprocess
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +103,140 @@ def test_a_label_column_that_holds_texts_is_not_listed(
     assert "Marlowe" not in "".join(capsys.readouterr())
     assert run_command(["check", *job([note()], "data.label=text")]) == 2
     assert "Marlowe" not in "".join(capsys.readouterr())
+
+
+def checked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
+    """Return what a check finds, and what it shows on a terminal of wide lines."""
+    run_command(["check", *arguments, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    run_command(["check", *arguments])
+    return found, " ".join(capsys.readouterr().out.split())
+
+
+def test_all_labels_that_the_configuration_lacks_are_named(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chapters = [
+        f"Chapter {n}: diseases of the system with number {n} in the list" for n in range(31)
+    ]
+    known = json.dumps(chapters[:8])
+    rows = [note(label=label) for label in chapters for _ in range(3)] + [note(label=NOTE * 9)]
+    found, shown = checked(job(rows, f"data.labels={known}"), capsys)
+    assert found["other_labels"] == dict.fromkeys(chapters[8:], 3) and found["hidden_labels"] == 1
+    assert all(f'"Chapter {n}:' in shown for n in range(8, 31))
+    assert "Marlowe" not in shown
+    wards = {f"ward {n}": 1 for n in range(40)}
+    assert checked(job([note(label=ward) for ward in wards]), capsys)[0]["other_labels"] == wards
+    found, shown = checked(job([note(label=f"{NOTE} {n}") for n in range(80)]), capsys)
+    assert (found["other_labels"], found["hidden_labels"]) == (None, 80)
+    assert "80 values, not shown" in shown and "Marlowe" not in shown
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "said", "proposed"),
+    [
+        ("[a, Physician]", ["Physician "] * 2, '"Physician " (2 rows) is "Physician" in '
+         "data.labels: they differ in blanks", '["a", "Physician "]'),
+        ("[a, Fenêtre]", ["Fene\u0302tre"], '"Fene\\u0302tre" (1 rows) is "Fenêtre" in '
+         "data.labels: they differ in Unicode form", '["a", "Fene\\u0302tre"]'),
+        ("[a, login]", ["a", "LOGIN"], '"LOGIN" (1 rows) is "login" in data.labels: they differ '
+         "in case", '["a", "LOGIN"]'),
+        ("[a, b]", ["a", "A ", "b"], '"A " (1 rows) is "a" in data.labels: they differ in blanks '
+         "and case", None),
+        ("[Heart, lungs]", ["Heart, lungs"], '"Heart, lungs" (1 rows) is several labels in '
+         "data.labels; write it in quotes: 'data.labels=[\"Heart, lungs\", ...]'", None),
+        ("[Skin]", ["Heart, lungs"], '"Heart, lungs" (1 rows) has a comma; write it in quotes',
+         None),
+        ('["1", "2"]', [1, 1], '1 (2 rows) is "1" in data.labels: they differ in type', None),
+        ("[1, 2]", ["1.0"], '"1.0" (1 rows) is 1 in data.labels: they differ in the form of a '
+         "number or date", '["1.0", 2]'),
+        ("[1, 2]", [1.0], "1.0 (1 rows) is 1 in data.labels: they differ in the form", "[1.0, 2]"),
+        ("[true, false]", ["true"], '"true" (1 rows) is true in data.labels: they differ in type',
+         None),
+        ("[2024-01-01]", ["2024-01-01T00:00:00"], "they differ in the form of a number or date",
+         '["2024-01-01T00:00:00"]'),
+        ("[2024-01-01]", ["2024-02-01"], '"2024-02-01" (not in data.labels)', None),
+    ],
+)  # fmt: skip
+def test_the_nearest_label_is_named_with_the_difference(
+    job: Job,
+    capsys: pytest.CaptureFixture[str],
+    keys: str,
+    rows: list[Any],
+    said: str,
+    proposed: str | None,
+) -> None:
+    found, shown = checked(job([note(label=row) for row in rows], f"data.labels={keys}"), capsys)
+    assert said in shown.replace("│", " ").replace("  ", " ") and "Marlowe" not in shown
+    value = next((p["value"] for p in found["proposals"] if p["key"] == "data.labels"), None)
+    assert value == proposed
+    if proposed is not None:
+        corrected = job([note(label=row) for row in rows], f"data.labels={proposed}")
+        assert run_command(["check", *corrected]) == 0
+        assert shlex.quote(f"data.labels={proposed}") in shown
+
+
+def test_the_roles_of_conversations_are_counted(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = [{"from": "human", "value": NOTE}, {"from": "gpt", "value": NOTE}]
+    rows = [
+        {"chat": said, "label": "a"},
+        {"chat": [*said, {"role": "Tool", "content": None}], "label": "a"},
+        {"chat": NOTE, "label": "a"},
+    ]
+    found, shown = checked(job(rows, "data.turns=chat"), capsys)
+    assert found["roles"] == {"user": 2, "assistant": 2} and found["other_roles"] == {"Tool": 1}
+    assert '"Tool" (not in data.roles) │ 1' in shown and "Marlowe" not in shown
+    [proposal] = found["proposals"]
+    value = '["system", "user", "assistant", "Tool"]'
+    assert (proposal["key"], proposal["value"]) == ("data.roles", value)
+    assert run_command(["check", *job(rows[:2], "data.turns=chat", f"data.roles={value}")]) == 0
+
+
+@pytest.mark.parametrize("mark", ["", "data:text/plain;base64,"])
+def test_texts_in_base64_are_noticed(
+    job: Job, capsys: pytest.CaptureFixture[str], mark: str
+) -> None:
+    encoded = mark + b64encode(NOTE.encode()).decode()
+    rows = [{"text": [{"data": encoded}], "label": "a"}, {"text": [{"data": NOTE}], "label": "a"}]
+    found, shown = checked(job(rows, "data.text=text.0.data"), capsys)
+    assert found["base64"] == {"text.0.data": 1} and not found["refused"]
+    assert "1 texts of column 'text.0.data' are base64" in shown and "b64decode" in shown
+    assert "Marlowe" not in shown and encoded not in shown
+    assert checked(job([note()]), capsys)[0]["base64"] == {}
+
+
+def test_keys_of_the_schema_that_records_miss_are_named(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = {
+        "type": "object",
+        "required": ["title", "year", "by"],
+        "properties": {
+            "title": {"type": "string"},
+            "year": {"type": "integer"},
+            "by": {"type": "object", "properties": {"age": {"maximum": 99}}, "required": ["age"]},
+        },
+        "additionalProperties": False,
+    }
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    whole = {"title": NOTE, "year": 1994, "by": {"age": 3}}
+    records = [
+        whole, {"title": NOTE}, whole | {"year": NOTE}, whole | {NOTE: 1},
+        whole | {"by": {"age": 200}}, whole | {"by": {}}, [NOTE],
+    ]  # fmt: skip
+    rows = [note(json.dumps(record)) for record in records] + [note()]
+    keys = (f"method.schema={tmp_path}/schema.json", "method.batch_size=20")
+    found, shown = checked(job(rows, *keys, method="dp_sgd"), capsys)
+    named = {(each["key"], each["problem"]): each["records"] for each in found["misfit_keys"]}
+    assert found["misfits"] == 7 and named == {
+        ("year", "is missing"): 1, ("by", "is missing"): 1, ("year", "is not of type integer"): 1,
+        ("the record", "does not fit `additionalProperties`"): 1, ("by.age", "is missing"): 1,
+        ("by.age", "does not fit `maximum`"): 1, ("the record", "is not of type object"): 1,
+        ("the record", "is not JSON"): 1,
+    }  # fmt: skip
+    assert "year is missing (1)" in shown and "Marlowe" not in shown
 
 
 def test_more_errors_than_can_be_listed(job: Job) -> None:
@@ -214,6 +351,66 @@ def test_encoding_and_delimiter_are_proposed(job: Job, tmp_path: Path) -> None:
         dpray.load(*arguments, f"data.path={tmp_path}/notes.csv", "data.delimiter=^")
     )
     assert not found["refused"] and found["proposals"] == []
+
+
+def proposals(*arguments: str) -> list[tuple[str, Any, str]]:
+    found = dpray.check(dpray.load(*arguments))
+    return [(each["key"], each["value"], each["why"]) for each in found["proposals"]]
+
+
+def test_an_encoding_is_proposed_with_its_meaning_and_no_text(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.csv").write_bytes("text,label\nКлиент Marlowe,Вход\n".encode("cp1251"))
+    arguments = job([], f"data.path={tmp_path}/notes.csv")
+    found = proposals(*arguments)
+    assert found[0] == ("data.encoding", "cp1251", "Cyrillic") and len(found) > 1
+    assert {key for key, _, _ in found} == {"data.encoding"}
+    # Labels that are configured are found with one of them.
+    labels = "data.labels=[Вход, Счёт]"
+    assert proposals(*arguments, labels) == [("data.encoding", "cp1251", "Cyrillic")]
+    # An encoding that is configured, and makes nonsense of the words, is doubted.
+    assert proposals(*arguments, labels, "data.encoding=cp1252")[0][1] == "cp1251"
+    assert proposals(*arguments, labels, "data.encoding=cp1251") == []
+    (tmp_path / "notes.csv").write_bytes("Текст,label\nMarlowe Клиент,a\n".encode("cp1251"))
+    assert proposals(*arguments)[0] == ("data.encoding", "cp1251", "Cyrillic: Текст")
+    assert run_command(["check", *arguments]) == 2
+    said = "".join(capsys.readouterr())
+    assert "proposal: data.encoding=cp1251: Cyrillic: Текст" in said
+    assert "Клиент" not in said and "Marlowe" not in said
+
+
+@pytest.mark.parametrize("sign", ["~", "^", "$", "#", "§"])
+def test_a_proposal_can_be_pasted(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str], sign: str
+) -> None:
+    (tmp_path / "notes.csv").write_text(f"text{sign}label\nMarlowe{sign}a\n")
+    arguments = job([], f"data.path={tmp_path}/notes.csv")
+    assert run_command(["check", *arguments]) == 2
+    said = "".join(capsys.readouterr())
+    [pasted] = [line for line in said.splitlines() if line.startswith("proposal: ")]
+    [setting, *_] = shlex.split(pasted.removeprefix("proposal: ").replace(": the", " the"))
+    echoed = subprocess.run(["bash", "-c", f"echo {pasted.split(': ')[1]}"], capture_output=True)
+    assert echoed.stdout.decode().strip() == setting == f"data.delimiter={sign}"
+    assert run_command(["check", *arguments, setting]) == 0
+
+
+def test_titles_above_a_header_are_proposed(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "notes.csv").write_text("All notes\n\ntext,label\n" + "Marlowe,a\n" * 3)
+    arguments = job([], f"data.path={tmp_path}/notes.csv")
+    why = "lines above the header seem to be titles"
+    assert proposals(*arguments) == [("data.skip_rows", 2, why)]
+    assert not dpray.check(dpray.load(*arguments, "data.skip_rows=2"))["refused"]
+
+
+def test_files_without_rows(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "part-0.jsonl").write_text("")
+    arguments = job([], f"data.path={tmp_path}/d")
+    [error] = dpray.check(dpray.load(*arguments))["errors"]
+    assert error["reason"].endswith("holds no rows")
+    (tmp_path / "d" / "part-1.jsonl").write_text(json.dumps(note()))
+    assert not dpray.check(dpray.load(*arguments))["refused"]
 
 
 def test_quantiles() -> None:

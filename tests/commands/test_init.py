@@ -18,8 +18,15 @@ from hypothesis import strategies as st
 import dpray
 from dpray.cli import run_command
 from dpray.io.formats import FileFormat, Where
-from dpray.starter import read_labels, starter, starter_values, usual_delta, write_checked
-from dpray.workers.rows import to_row
+from dpray.starter import (
+    in_encoding,
+    read_labels,
+    starter,
+    starter_values,
+    usual_delta,
+    write_checked,
+)
+from dpray.workers.rows import check_first_records, to_row
 
 NEEDED = ("--public-size", "4000", "--epsilon", "4")
 
@@ -288,3 +295,116 @@ def test_the_signs_of_csv_and_the_key_of_rows(
     assert "set --records=page.tickets" in capsys.readouterr().err
     assert run_command(["init", "c.json", *NEEDED, "--records=page.tickets"]) == 0
     assert dpray.load("c.yaml").data.records == "page.tickets"
+
+
+OTHER = {
+    "gb18030": ["登录", "账单"], "cp950": ["登入", "帳單"], "cp932": ["ログイン", "請求"],
+    "cp949": ["로그인", "청구"], "cp1251": ["Вход", "Счёт"], "cp1250": ["Logování", "Účet ř"],
+    "cp1256": ["دخول", "فاتورة"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", OTHER)
+def test_an_encoding_in_doubt_is_a_question(
+    folder: Path, capsys: pytest.CaptureFixture[str], encoding: str
+) -> None:
+    """No label comes into a configuration in other letters than the file's own."""
+    labels = OTHER[encoding]
+    rows = "".join(f"{label} Marlowe,{label}\r\n" for label in labels)
+    Path("a.csv").write_bytes(f"text,label\r\n{rows}".encode(encoding))
+    look = ["init", "a.csv", *NEEDED, "--label", "label", "--look"]
+    assert run_command(look) == 2
+    said = capsys.readouterr().err
+    assert "a.csv: not in UTF-8; give --encoding, the one whose words are right: " in said
+    assert f"{encoding} (" in said and labels[0] in said and said.count("\n") == 1
+    assert not Path("a.yaml").exists()
+    assert run_command([*look, "--encoding", encoding]) == 0
+    assert dpray.load("a.yaml").data.labels == tuple(sorted(labels))
+    # Labels that a person types are found with one encoding.
+    assert run_command([*look, "--force", "--labels", ",".join([*labels, "other"])]) == 0
+    assert dpray.load("a.yaml").data.encoding == encoding
+    # Without --look no word of a row is shown, and none is needed.
+    assert run_command(["init", "a.csv", *NEEDED, "--force"]) == 0
+    assert dpray.load("a.yaml").data.encoding is None
+    asked: list[str] = []
+
+    def ask(question: str, default: str | None) -> str:
+        asked.append(question)
+        return encoding
+
+    form = in_encoding(["a.csv"], FileFormat(), [], True, ask)
+    assert form.encoding == encoding and labels[0] in asked[0]
+    for answer in ("utf-8", "none of these"):
+        with pytest.raises(dpray.InputError, match="--encoding"):
+            in_encoding(["a.csv"], FileFormat(), [], True, lambda *_, answer=answer: answer)
+
+
+def test_a_header_in_another_encoding(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its words are shown without --look: a header is no record."""
+    Path("a.csv").write_bytes("Текст,Метка\nMarlowe,x\n".encode("cp1251"))
+    options = ["--label", "Метка", "--labels", "x", "--public-size", "9", "--epsilon", "4"]
+    assert run_command(["init", "a.csv", "--text", "Text", *options[2:]]) == 2
+    said = capsys.readouterr().err
+    assert "cp1251 (Cyrillic: Текст, Метка); " in said and "Marlowe" not in said
+    assert run_command(["init", "a.csv", "--text", "Текст", *options]) == 0
+    assert dpray.load("a.yaml").data.encoding == "cp1251"
+
+
+def test_files_in_several_encodings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "d").mkdir()
+    (folder / "d" / "a.csv").write_bytes("text\nGröße\n".encode("cp1252"))
+    (folder / "d" / "b.csv").write_bytes("text\nGröße\n".encode())
+    assert run_command(["init", "d", *NEEDED, "--look"]) == 2
+    said = "a.csv: not all is in UTF-8, and b.csv is; save all in UTF-8"
+    assert said in capsys.readouterr().err
+    (folder / "d" / "a.csv").write_bytes("text\nGröße\nKäse\n".encode() + b"\xe9\n")
+    assert run_command(["init", "d", *NEEDED, "--look"]) == 2
+    assert "a.csv: not all is in UTF-8, and most lines are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("titles", ["Export\n", "Export,\n,\n", "Export of notes, 2024, all\n\n"])
+def test_titles_above_a_header(
+    folder: Path, capsys: pytest.CaptureFixture[str], titles: str
+) -> None:
+    Path("a.csv").write_text(titles + "note,kind\n" + "Marlowe,a\n" * 3)
+    options = ["--text", "note", "--public-size", "9", "--epsilon", "4"]
+    assert run_command(["init", "a.csv", *options]) == 2
+    assert "Marlowe" not in capsys.readouterr().err
+    assert run_command(["init", "a.csv", *options, "--look", "--label", "kind"]) == 0
+    data = dpray.load("a.yaml").data
+    assert data.skip_rows == titles.count("\n") and data.labels == ("a",)
+    check_first_records(data)
+
+
+@pytest.mark.parametrize("start", ["text\n", ",text\n", "text,kind,,\n", "\ufefftext\n"])
+def test_a_table_without_titles(folder: Path, start: str) -> None:
+    rows = "".join(f"{n}{', and more' * start.count(',')}\n" for n in range(9))
+    Path("a.csv").write_text(start + rows)
+    assert run_command(["init", "a.csv", *NEEDED, "--look"]) == 0
+    assert dpray.load("a.yaml").data.skip_rows == 0
+
+
+def test_a_header_of_one_column_says_what_it_may_be(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a.csv").write_text("note~kind\nMarlowe~a\n")
+    assert run_command(["init", "a.csv", *NEEDED, "--text", "note"]) == 2
+    assert "there are: note~kind; --delimiter '~' divides it" in capsys.readouterr().err
+    Path("b.csv").write_text("All notes\nnote,kind\nMarlowe,a\n")
+    assert run_command(["init", "b.csv", *NEEDED, "--text", "note"]) == 2
+    said = capsys.readouterr().err
+    assert "if that is a title, give --skip-rows" in said and "Marlowe" not in said
+    assert run_command(["init", "b.csv", *NEEDED, "--text", "note", "--skip-rows", "1"]) == 0
+    Path("c.csv").write_text("note,kind,kind\nMarlowe,a,b\n")
+    assert run_command(["init", "c.csv", *NEEDED, "--text", "note"]) == 0
+    assert run_command(["init", "c.csv", *NEEDED, "--label", "kind", "--force"]) == 2
+    assert "--label: column 'kind' is named twice" in capsys.readouterr().err
+
+
+def test_labels_of_folders(folder: Path) -> None:
+    for label in ("b", "a%20c", "x"):
+        (folder / "d" / f"kind={label}").mkdir(parents=True)
+        (folder / "d" / f"kind={label}" / "1.csv").write_text("text\nx\n")
+    (folder / "d" / "kind=x" / "2.csv").write_text("text\n")
+    assert run_command(["init", "d", *NEEDED, "--label", "kind", "--look"]) == 0
+    assert dpray.load("d.yaml").data.labels == ("a c", "b", "x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import io
@@ -74,9 +75,9 @@ def stream(table: pa.Table) -> bytes:
     return made.getvalue()
 
 
-def parquet() -> bytes:
+def parquet(table: pa.Table | None = None) -> bytes:
     made = io.BytesIO()
-    pa.parquet.write_table(TABLE, made)
+    pa.parquet.write_table(TABLE if table is None else table, made)
     return made.getvalue()
 
 
@@ -103,6 +104,11 @@ def many_zeros(folder: Path) -> None:
     (folder / "a.parquet.zst").write_bytes(part * 9)
 
 
+WIDER = [("1", text, "", label, "x", "") for text, label in RECORDS]
+TWICE = pa.table([*TABLE.columns, [1, 2], [3, 4]], names=["text", "label", "n", "n"])
+LATE = pa.array([1, 2932897], pa.date32())  # the second is in the year 10000
+ZONE = pa.array([1, 2], pa.timestamp("us", tz="Mars/Olympus"))
+ODD = TABLE.append_column("late", LATE).append_column("zone", ZONE)
 ZSTD = pa.compress(LINES.encode(), codec="zstd", asbytes=True)
 NESTED = "".join(
     json.dumps({"note": {"body": row["text"]}, "label": row["label"]}) + "\n" for row in ROWS
@@ -160,13 +166,48 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
         (file("a.csv", csv_text(delimiter=";").encode("cp1252")), {"encoding": "cp1252"}),
         (file("a.jsonl", LINES.encode("cp1252")), {"encoding": "cp1252"}),
     ],
-    "`.gz`, `.zst`, `.zip` of one file": [
+    "CSV whose first line is `sep=;`": [
+        (file("a.csv", f"{first}\r\n" + csv_text(delimiter=sign)), {})
+        for first, sign in (("sep=;", ";"), ("SEP=|", "|"), ("sep=\t", "\t"), ("sep=\\t", "\t"))
+    ],
+    "CSV with titles above the header": [
+        (file("a.csv", "Export\nof all notes\n\n" + csv_text()), {"skip_rows": 3}),
+        (file("a.csv", "\ufeffExport,,\r\n" + csv_text()), {"skip_rows": 1}),
+        (file("a.csv", "sep=;\r\nExport\r\n" + csv_text(delimiter=";")), {"skip_rows": 2}),
+    ],
+    "columns that are numbers": [
+        (file("a.csv", csv_text([("0", "1"), *RECORDS])), {"text": 0, "label": 1}),
+        (file("a.parquet", parquet(TABLE.rename_columns(["0", "1"]))), {"text": 0, "label": 1}),
+    ],
+    "headers with empty names, or unused names twice": [
+        (file("a.csv", csv_text([("", "text", "n", "label", "n", ""), *WIDER])), {}),
+        (file("a.jsonl", LINES.replace("{", '{"n": 1, "n": {"n": 2}, "": 3, "": 4, ')), {}),
+        (file("a.json", json.dumps(ROWS).replace("{", '{"n": 1, "n": 2, ')), {}),
+        (file("a.parquet", parquet(TWICE)), {}),
+        (file("a.arrow", stream(TWICE)), {}),
+    ],
+    "columns without a key, whatever they hold": [
+        (file("a.parquet", parquet(ODD)), {}),
+        (file("a.arrow", stream(ODD)), {}),
+        (
+            file(
+                "a.csv",
+                csv_text([("x", "text", "label"), *(("é", *r) for r in RECORDS)])
+                .encode("utf-8")
+                .replace("é".encode(), b"\xe9"),
+            ),
+            {},
+        ),
+    ],
+    "`.gz`, `.zst`, `.bz2`, `.zip` of one file": [
+        (file("a.jsonl.bz2", bz2.compress(LINES.encode())), {}),
         (file("a.csv.gz", gzip.compress(csv_text().encode())), {}),
         (file("a.jsonl.ZST", ZSTD), {}),
         (file("a.zip", packed("notes.CSV")), {}),
     ],
-    "Parquet, also compressed": [
+    "Parquet (`.parquet`, `.pq`), also compressed": [
         (file("a.parquet", parquet()), {}),
+        (file("a.PQ", parquet()), {}),
         (file("a.parquet.gz", gzip.compress(parquet())), {}),
     ],
     "Arrow files, Arrow streams, Feather": [
@@ -186,6 +227,33 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
             {"quote": "'"},
         )
     ],
+    "a folder with parts that have no rows": [
+        (
+            files(
+                file("part-0.csv", csv_text()),
+                file("part-1.csv", "text,label\r\n"),
+                file("part-2.csv", ""),
+                file("part-3.json", "[]"),
+                file("part-4.parquet", parquet(pa.table({}))),
+                file("part-5.arrow", stream(TABLE.slice(0, 0))),
+                file("part-6.jsonl.gz", gzip.compress(b"")),
+                file("_SUCCESS", ""),
+                file(".part-0.csv.crc", "crc"),
+            ),
+            {},
+        )
+    ],
+    "folders `name=value`, whose names are columns": [
+        (
+            files(
+                file("label=a/x=1/1.parquet", parquet(TABLE.slice(0, 1).select(["text"]))),
+                file("label=b/x=2/2.jsonl", json.dumps({"text": RECORDS[1][0]})),
+            ),
+            {"path": path},
+        )
+        for path in ("", "*/*/*")
+    ]
+    + [(files(file("label=a/1.txt", RECORDS[0][0]), file("label=b/2.txt", RECORDS[1][0])), {})],
     "a folder of `.txt`, labels from its folders": [
         (files(file("a/1.txt", RECORDS[0][0] + "\n"), file("b/2.txt", RECORDS[1][0])), {}),
     ],
@@ -234,7 +302,13 @@ REFUSED: dict[str, Refused] = {
     "a glob that matches nothing": (files(), {"path": "*.csv"}),
     "a glob with `**`": (files(), {"path": "**/*.csv"}),
     "a kind that is not read": one("a.xlsx", "Marlowe", path="a.xlsx"),
+    "an archive": one("a.tar.gz", "Marlowe", path="a.tar.gz"),
+    "another kind than the name says": one("a.jsonl", gzip.compress(LINES.encode())),
+    "a pointer of Git LFS": one("a.jsonl", "version https://git-lfs.github.com/spec/v1\noid x"),
     "a folder without files that are read": (files(), {}),
+    "a folder whose files lie deeper": (file("a/b/c.csv", csv_text()), {}),
+    "texts at several depths": (files(file("a/1.txt", "x"), file("a/b/2.txt", "y")), {}),
+    "names without an ending": (files(file("a/1", "x"), file("b/2", "y")), {}),
     "a single `.txt`": one("a.txt", "Marlowe", path="a.txt"),
     "a folder of a DatasetDict": one("dataset_dict.json", '{"splits": ["train", "test"]}'),
     "a stray `schema.json` in a folder": (
@@ -259,7 +333,16 @@ REFUSED: dict[str, Refused] = {
     "UTF-16 without a byte order mark": one("a.csv", csv_text().encode("utf-16-le")),
     "a quote that never ends": one("a.csv", 'text,label\nx,a\n"Marlowe,b\n'),
     "a row with too few cells": one("a.csv", "text,label\nx,a\nMarlowe\n"),
-    "a column that is named twice": one("a.csv", "text,label,text\nx,a,Marlowe\n"),
+    "a used column that is named twice": one("a.csv", "text,label,text\nx,a,Marlowe\n"),
+    "a used key that a JSON object has twice": one(
+        "a.jsonl", '{"text": "x", "label": "a", "text": "Marlowe"}'
+    ),
+    "a used value that no plain value stands for": one(
+        "a.parquet",
+        parquet(pa.table({"text": ["Marlowe", "x"], "label": LATE})),
+        labels=["1970-01-02", "a"],
+    ),
+    "many null bytes": one("a.csv", b"text,label\n" + bytes(100)),
     "a `.zip` of two files": one("a.zip", packed("a.csv", "b.csv")),
     "a `.gz` that is cut off": one("a.csv.gz", gzip.compress(csv_text().encode())[:40]),
     "a `.zip` that is damaged": one("a.zip", packed("a.csv")[:90]),

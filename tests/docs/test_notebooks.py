@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import ray
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
+from tests.conftest import ROOT
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 def code_cells(notebook: Path) -> list[str]:
@@ -27,12 +29,16 @@ def test_a_notebook_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.Mon
             exec(compile(shorter, notebook.name, "exec"), names)
     finally:
         ray.shutdown()  # a run may have started it in this process
-    assert (tmp_path / "notes.yaml").is_file()
-    assert (tmp_path / "out" / "notes" / "synthetic.jsonl").is_file() or "compared" in names
+    folder = tmp_path / "out" / notebook.stem
+    assert [*tmp_path.rglob("notes.yaml")] == [folder / "notes.yaml"]
+    assert {*tmp_path.iterdir()} == {folder.parent} and {*folder.parent.iterdir()} == {folder}
+    assert (folder / "run" / "synthetic.jsonl").is_file() or "compared" in names
 
 
-def test_there_are_three_with_what_they_print() -> None:
+def test_there_are_three_with_what_they_print_in_the_readme() -> None:
     assert len(NOTEBOOKS) == 3
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for notebook in NOTEBOOKS:
+        assert f"(docs/notebooks/{notebook.name})" in readme
         cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
         assert any(cell.get("outputs") for cell in cells)

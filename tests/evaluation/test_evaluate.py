@@ -76,6 +76,43 @@ def test_labels_at_random_are_at_the_floor_and_swapped_labels_below_it():
     assert accuracy(swapped) < 0.1
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda label: f"{label} ", '"derma" of the real records is "derma " in the synthetic '
+         "ones, and counts as another label: they differ in blanks"),
+        (str.upper, "they differ in case"),
+        (lambda label: label.replace("e", "e\u0301"), '"derma" of the real'),
+        (lambda label: "skin", '1 labels of 100 real records are in no synthetic record: "derma"'),
+        (lambda label: label, None),
+    ],
+)  # fmt: skip
+def test_labels_that_one_side_lacks_are_named(change, said):
+    """A classifier cannot find a label that it was not trained on."""
+    synthetic = [
+        (text, change(label) if label == "derma" else label) for text, label in notes(200, 2)
+    ]
+    result = evaluate(notes(200, 1), synthetic, BagOfWords(), train=notes(100, 3), seeds=1)
+    found = [warning for warning in result["warnings"] if "label" in warning]
+    if said is None:
+        assert found == []
+        return
+    accuracy = result["downstream"]["synthetic"]["accuracy"]["mean"]
+    assert accuracy < 0.6 and any(said in warning for warning in found)
+
+
+def test_labels_that_may_be_texts_are_not_shown():
+    secret = "Marlowe was here, and on the day after he was here again"
+    real = [*notes(100, 1), *((f"word {n}", f"{secret} {n}") for n in range(30))]
+    result = evaluate(real, notes(100, 2), BagOfWords(), train=notes(100, 3), seeds=1)
+    found = [warning for warning in result["warnings"] if "label" in warning]
+    sides = ("synthetic", "train")
+    assert found == [f"30 labels of 30 real records are in no {side} record" for side in sides]
+    capitals = [(text, label.upper()) for text, label in notes(100, 2)]
+    with pytest.raises(InputError, match=r"no label in common .*; they differ in case"):
+        evaluate(notes(100, 1), capitals, BagOfWords())
+
+
 def test_a_floor_file_and_a_train_file_are_used():
     real, train = notes(200, 1), notes(300, 5)
     result = evaluate(

@@ -100,7 +100,7 @@ A_LINE = b'{"text": "' + b"a" * (MIB - 13) + b'"}\n'
 
 CONTENTS = {
     "one line": ("jsonl", b'{"text": "', b"a" * PART, "a.jsonl.E, row 1: longer than 67,108,864"),
-    "zeros": ("jsonl", b"", b"\0" * PART, "without a byte order mark"),
+    "zeros": ("jsonl", b"", b"\0" * PART, "many bytes are null"),
     "one cell": (
         "csv",
         b'text\n"',

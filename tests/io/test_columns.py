@@ -73,6 +73,9 @@ def test_a_list_is_named_with_the_way_into_it() -> None:
         assert str(wrong.value) == f"{where}: column 'content' {way_in}"
         with pytest.raises(InputError, match=r"no number but a list, whose first entry is tags\.0"):
             plain_value(row["tags"], "tags", where)
+    for role in ("role", "from"):
+        with pytest.raises(InputError, match="not a text but a list of messages, which `turns`"):
+            text_of({"chat": [{role: "user", "content": "Marlowe"}]}, "chat", LATER)
     with pytest.raises(InputError, match=r"is not a text but an object; there are: note\.b"):
         text_of(row, "note", FIRST)
     with pytest.raises(InputError, match=r"did you mean 'content\.0\.attachment\.data'\?"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.fs
 import pytest
 
-from dpray.io.file_list import _glob, list_files
+from dpray.io.file_list import _glob, file_digests, list_files
 from dpray.types import InputError
 
 
@@ -90,3 +90,51 @@ def test_a_saved_data_set_does_not_list_a_file_twice(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}] * 2}))
     with pytest.raises(InputError, match="are one file"):
         list_files(str(tmp_path))
+
+
+def test_folders_with_values_are_read_through(tmp_path: Path) -> None:
+    for file in ("year=2024/month=1/a.csv", "year=2024/b.parquet", "c.csv", "year=2024/.d=1/e.csv",
+                 "other/f.csv", "year=2024/_SUCCESS", "year=2024/.a.csv.crc"):  # fmt: skip
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(file)
+    assert names(tmp_path) == ["c.csv", "year=2024/b.parquet", "year=2024/month=1/a.csv"]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["a/b.csv"], "lie deeper (1); give 'data.path=FOLDER/*/*.csv'"),
+        (["a/b/c.jsonl.gz", "a/b/d.jsonl.gz"], "lie deeper (2); give 'data.path=FOLDER/*/*/*.gz'"),
+        (["a/b.csv", "a/b.jsonl"], "lie deeper (2); give 'data.path=FOLDER/*/*'"),
+        (["a/b/1.txt"], "lie deeper (1); give 'data.path=FOLDER/*/*/*.txt'"),
+        (["1.txt", "a/b/1.txt"], "texts lie at several depths; give 'data.path=FOLDER/*/*/*.txt'"),
+        (["a/5001", "b/5002", "_SUCCESS"], "a/5001 and 1 more: a name without an ending; end the"),
+        (["a/12."], "a/12.: a name without an ending"),
+        (["a.tar.gz"], "a.tar.gz: a kind of file that is not read (.tar); unpack it"),
+        (["a.tgz"], "(.tgz); unpack it"),
+        (["a.xlsx"], "(.xlsx); save the sheet as CSV in UTF-8"),
+        (["x.mbox"], "(.mbox); make it JSON Lines"),
+        (["a.docx"], "(.docx); convert it to one of .jsonl"),
+        (["a.xz"], "(.xz); unpack it"),
+        (["_SUCCESS", ".part.crc"], "the folder holds no files that are read"),
+    ],
+)
+def test_a_folder_says_where_its_files_are(tmp_path: Path, files: list[str], said: str) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("Marlowe")
+    with pytest.raises(InputError) as refused:
+        list_files(str(tmp_path))
+    assert said.replace("FOLDER", str(tmp_path)) in str(refused.value).replace("\n", " ")
+    if "give '" in said:
+        glob = said.split("data.path=")[1].strip("'").replace("FOLDER", str(tmp_path))
+        assert list_files(glob)
+
+
+def test_moving_a_file_to_another_value_changes_its_digest(tmp_path: Path) -> None:
+    found = set()
+    for value in ("a", "b"):
+        (folder := tmp_path / f"label={value}").mkdir()
+        (folder / "x.csv").write_text("text\nx\n")
+        found |= {*file_digests(str(folder / "x.csv"))}
+    assert len(found) == 2

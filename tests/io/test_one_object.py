@@ -89,6 +89,8 @@ def test_pages_of_an_export_are_one_file(tmp_path: Path) -> None:
         ({"Ann Ray": "Marlowe", "Bob Lee": "Marlowe"}, "records are lines of JSON, or an array"),
         ({"people": {"Ann Ray": ROWS, "Bob Lee": ROWS}}, "records are lines of JSON, or an array"),
         ({"Ann Ray": ROWS[0], "Bob Lee": ROWS[1]}, LINES),
+        ({"text": ["Marlowe", "x"], "Ann Ray": ["a", "b"]}, f"a list for each column; {LINES}"),
+        ({"fields": ["text"], "rows": [["Marlowe"]]}, "records are lines of JSON, or an array"),
     ],
 )
 @pytest.mark.parametrize("indent", [None, 2])

@@ -139,7 +139,7 @@ ROLES = ("user", "assistant")
 
 NO_MESSAGE = (
     "a message in column 'messages' has no role (role or from), or its content (content, value, "
-    "parts) is not a text"
+    "text, parts) is not a text"
 )
 
 
@@ -183,13 +183,16 @@ def test_messages_of_other_programs_are_read_alike(data: st.DataObject) -> None:
     for role in data.draw(st.lists(st.sampled_from(ROLES), min_size=1, max_size=4)):
         text = data.draw(st.sampled_from(["Hi\nthere", "Ümit\n7"]))
         role_key = data.draw(st.sampled_from(["role", "from"]))
-        content_key = data.draw(st.sampled_from(["content", "value", "parts"]))
+        content_key = data.draw(st.sampled_from(["content", "value", "text", "parts"]))
         name = data.draw(st.sampled_from(names[role]).flatmap(spellings))
         others = data.draw(st.sampled_from([{}, {"weight": 1}, {"tool_calls": [], "value": None}]))
         written.append({**others, role_key: name, content_key: data.draw(contents(text))})
         read.append({"role": role, "content": text})
     assert turns_of(turns(written)) == read
     assert turns_of(turns(json.dumps(written), CSV)) == read
+    if len({frozenset(message) for message in written}) == 1:
+        by_key = {key: [message[key] for message in written] for key in written[0]}
+        assert turns_of(turns(by_key)) == read
 
 
 def test_a_tool_call_is_a_message_without_a_text() -> None:

@@ -87,7 +87,7 @@ def test_a_text_is_shown_whatever_the_other_values_are(tmp_path: Path) -> None:
     [
         ("user: '{text}'\nprefix: '{text}'\n", "`prefix` has no placeholder {text}"),
         ("prefix: x", "`user` Field required"),
-        ("user: '{text}'\nusers: x", "`users` Extra inputs are not permitted"),
+        ("user: '{text}'\nusers: x", "`users` is no key of a template (did you mean 'user'?)"),
         ("user: 5", "`user` Input should be a valid string"),
         ("user: '{text}'\nstop: '###'", "`stop` Input should be a valid tuple"),
         ("user: '{text}'\nstop: []", "`stop` Tuple should have at least 1 item"),

@@ -67,22 +67,27 @@ def test_rows_after_a_bad_one_are_read(tmp_path: Path) -> None:
         ]
         for name in ("a.jsonl", "a.csv")
     }
-    windows = (
-        "the bytes are not valid UTF-8; for a file from Windows or Excel, set data.encoding=cp1252"
+    other = (
+        "the bytes are not valid UTF-8; save the file in UTF-8, or set data.encoding "
+        "(`dpray check` lists what fits)"
     )
     assert found["a.jsonl"] == [
         (1, "x"),
         (2, "a.jsonl, row 2: not valid JSON (one object a line)"),
         (4, "y"),
         (5, f"a.jsonl, row 5: not a JSON object; pandas writes objects by {PANDAS}"),
-        (6, f"a.jsonl, row 6: {windows}"),
+        (6, f"a.jsonl, row 6: {other}"),
     ]
     keys = "data.delimiter, data.quote, data.escape"
     assert found["a.csv"] == [
         (1, "x"),
-        (2, "a.csv, row 2: not as many fields as the header has"),
+        (
+            2,
+            "a.csv, row 2: not as many fields as the header has: too few; correct the row, or "
+            "remove it if it is a total",
+        ),
         (3, f"a.csv, row 3: not valid CSV (its keys: {keys})"),
-        (4, f"a.csv, row 4: {windows}"),
+        (4, f"a.csv, row 4: {other}"),
         (5, "z"),
     ]
 

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from dpray.config.data import Column
 from dpray.config.sections import (
     ENGINE_KEYS,
     LARGEST,
@@ -19,9 +20,10 @@ from dpray.config.sections import (
     Positive,
     TextSettings,
 )
+from dpray.io.columns import value_name
 from dpray.training.settings import TrainingSettings
 
-Value = Annotated[str, BeforeValidator(str)]
+Value = Annotated[str, BeforeValidator(value_name)]
 
 
 class DpSgdSettings(TrainingSettings, TextSettings):
@@ -59,10 +61,10 @@ class DpSgdSettings(TrainingSettings, TextSettings):
         description="tokens of a code and its text together; a longer record is cut, and no longer "
         "one is written",
     )
-    control_columns: dict[str, str] = Field(
+    control_columns: dict[Column, str] = Field(
         {}, description="column to the name it has in the control code, in order; {}: the label"
     )
-    control_values: dict[str, dict[Value, float]] = Field(
+    control_values: dict[Column, dict[Value, float]] = Field(
         {},
         description="public share of each value of a control column, for all but the label; no "
         "other value may stand in the data",

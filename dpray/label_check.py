@@ -1,0 +1,134 @@
+"""The owner's check of columns that have a public set of values: labels, and roles of messages.
+
+Values outside the set are shown, unless they may be texts of records.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+from dpray.config.data import DataConfig
+from dpray.io.columns import Label, column_of, is_of_other_type, label_name, plain_value
+from dpray.io.formats import Where
+from dpray.io.near_labels import COMMA, nearest, spelled, spelled_list
+from dpray.io.table import messages_of, role_of
+from dpray.types import InputError
+
+FEW = 50
+"""So many values are not suspected to be texts."""
+
+SHORT, LONG, OFTEN = 40, 120, 3
+"""A value of at most SHORT characters is shown. One of at most LONG is if OFTEN rows have it."""
+
+TYPE = "type"
+
+MOST = 2000
+"""More values than this are texts, and are not kept."""
+
+
+class NameTally:
+    """Counts the names of values, and those that are not `known`."""
+
+    def __init__(self, known: Collection[str]) -> None:
+        self.known, self.counts, self.too_many = known, Counter[str](), False
+
+    def add(self, name: str) -> None:
+        if name in self.known or name in self.counts or len(self.counts) < MOST:
+            self.counts[name] += 1
+        else:
+            self.too_many = True
+
+    @property
+    def others(self) -> dict[str, int] | None:
+        """Return the numbers of the values that are not known, the most common first, but of those
+        that may be texts. None if most of them are: half of them occur once or so."""
+        found = {name: n for name, n in self.counts.most_common() if name not in self.known}
+        if self.too_many or (len(found) > FEW and sum(found.values()) < 2 * len(found)):
+            return None
+        return {name: n for name, n in found.items() if _may_be_shown(name, n)}
+
+    @property
+    def hidden(self) -> int:
+        """Return how many other values are not shown; at least MOST if they were too many."""
+        others = {*self.counts} - {*self.known}
+        return len(others) - len(self.others or ())
+
+
+def _may_be_shown(name: str, count: int) -> bool:
+    return len(name) <= SHORT or (len(name) <= LONG and count >= OFTEN)
+
+
+class LabelCheck:
+    """Counts the labels and the roles of rows, and finds what data.labels and data.roles lack."""
+
+    def __init__(self, data: DataConfig) -> None:
+        self.data, self.known = data, data.label_names
+        self.labels, self.roles = NameTally(self.known), NameTally(data.roles)
+        self.of_other_type: dict[str, tuple[Label, int]] = {}
+        self.values: dict[str, Label] = {}
+
+    def add(self, row: Mapping[str, Any], where: Where) -> None:
+        """Count a row's label, unless its column is one of texts, and the roles of its messages. A
+        row without them counts nothing."""
+        label, turns = self.data.label, self.data.turns
+        if label is not None and label not in self.data.text_columns:
+            with suppress(InputError):
+                self._add_label(column_of(row, label, where), label, where)
+        if turns is not None:
+            with suppress(InputError):
+                for message in messages_of(row, turns, where):
+                    role = message["role"]
+                    self.roles.add(role_of(role, self.data.roles) or role)
+
+    def _add_label(self, value: Any, column: str, where: Where) -> None:
+        name = label_name(plain_value(value, column, where))
+        self.labels.add(name)
+        if name in self.known:
+            if is_of_other_type(value, self.known[name], column, where):
+                self.of_other_type[name] = value, self.of_other_type.get(name, (value, 0))[1] + 1
+        elif isinstance(value, Label) and len(self.values) < MOST:
+            self.values[name] = value
+
+    def differences(self) -> list[dict[str, Any]]:
+        """Return the labels of the rows that are not of data.labels, if they are near to one or
+        have a comma: the label, its rows, the near one or None, and the difference."""
+        found: list[dict[str, Any]] = [
+            {"label": label, "rows": rows, "near": self.known[name], "difference": TYPE}
+            for name, (label, rows) in self.of_other_type.items()
+        ]
+        for name in self.labels.others or ():
+            near, difference = nearest(name, self.known) or (None, COMMA if "," in name else None)
+            if difference is not None:
+                value, rows = self.values.get(name, name), self.labels.counts[name]
+                shown = None if near is None else self.known[near]
+                found.append(
+                    {"label": value, "rows": rows, "near": shown, "difference": difference}
+                )
+        return found
+
+    def proposals(self) -> dict[str, tuple[str, str]]:
+        """Return data.labels with the labels as the rows spell them, where no row has the near one,
+        and data.roles with those that it lacks; each with the reason."""
+        found = {}
+        labels, spelling = dict(self.known), spelled_list(self.data.labels)
+        for each in self.differences():
+            if each["difference"] != COMMA and not self.labels.counts[label_name(each["near"])]:
+                labels[label_name(each["near"])] = each["label"]
+        if (proposed := spelled_list(labels.values())) != spelling:
+            found["data.labels"] = proposed, "as the rows spell them"
+        if others := self.roles.others:
+            found["data.roles"] = spelled_list([*self.data.roles, *others]), "all roles of the rows"
+        return found
+
+
+def in_words(difference: Mapping[str, Any]) -> str:
+    """Return one of the differences as a sentence."""
+    label, near, what = (difference[key] for key in ("label", "near", "difference"))
+    shown = f"{spelled(label)} ({difference['rows']:,} rows)"
+    if what == COMMA:
+        why = "has a comma" if near is None else "is several labels in data.labels"
+        return f"{shown} {why}; write it in quotes: 'data.labels=[{spelled(label)}, ...]'"
+    return f"{shown} is {spelled(near)} in data.labels: they differ in {what}"

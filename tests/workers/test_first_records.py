@@ -1,0 +1,245 @@
+"""All files are looked at before a run is charged, and columns that no key names are not read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpray.config.config import DataConfig
+from dpray.config.loading import read_tree
+from dpray.io.columns import is_empty, value_name
+from dpray.io.formats import Piece, folder_columns
+from dpray.io.records import cut, read_piece, scan_piece
+from dpray.methods.config import parse_config
+from dpray.types import InputError
+from dpray.workers.rows import check_first_records, data_pieces, record_rows
+
+Settings = Callable[..., dict[str, Any]]
+
+GOOD = {"text": "Marlowe", "label": "a"}
+
+
+def data(path: Path, **keys: Any) -> DataConfig:
+    return DataConfig(path=str(path), label="label", labels=("a", "b"), public_size=9, **keys)
+
+
+def lines(path: Path, *rows: Any) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "z.jsonl",
+            '{"text": "Marlowe"}\n' * 2,
+            "z.jsonl, row 1: no column 'label'; there are: text",
+        ),
+        ("z.csv", "text,label\nMarlowe,c\n", "z.csv, row 1: the label is not one of data.labels"),
+        (
+            "z.csv",
+            "note;label\nMarlowe;a\n",
+            "z.csv, row 1: no column 'text'; there are: note, label",
+        ),
+        ("z.json", '{"$schema": "x"}', "z.json: a JSON Schema"),
+        ("z.json", '[{"name": "x"}]', "z.json, row 1: no column 'text'; there are: name"),
+        ("z.parquet", "Marlowe", "z.parquet, row 1: not a valid Parquet file"),
+        ("z.csv", b"text,label\n\xff\xfe,a\n", "z.csv, row 1: the bytes are not valid UTF-8"),
+    ],
+)
+def test_a_later_file_is_refused_before_the_charge(
+    tmp_path: Path, name: str, content: str | bytes, said: str
+) -> None:
+    lines(tmp_path / "a.jsonl", GOOD)
+    lines(tmp_path / "b.jsonl")
+    check_first_records(data(tmp_path))
+    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(InputError) as refused:
+        check_first_records(data(tmp_path))
+    assert said in str(refused.value) and "Marlowe" not in str(refused.value)
+
+
+def test_only_a_data_set_without_any_row_is_refused(tmp_path: Path) -> None:
+    lines(tmp_path / "a.jsonl")
+    (tmp_path / "b.csv").write_text("text,label\n")
+    with pytest.raises(InputError, match=r"^data\.path: .* holds no rows$"):
+        check_first_records(data(tmp_path))
+    lines(tmp_path / "c.jsonl", GOOD)
+    check_first_records(data(tmp_path))
+    found = [
+        row for piece in data_pieces(data(tmp_path)) for row in record_rows(piece, data(tmp_path))
+    ]
+    assert [row["text"] for row in found] == ["Marlowe"]
+
+
+LATE = 2932897
+"""The first day of the year 10000, which Python has no date for, in days since 1970."""
+
+
+@pytest.mark.parametrize("groups", [7, 2000])
+@pytest.mark.parametrize("row", [0, 6, 1023, 1024, 1100])
+def test_a_value_that_cannot_be_read_is_an_error_of_its_row_if_the_column_is_used(
+    tmp_path: Path, row: int, groups: int
+) -> None:
+    days = [1] * 1101
+    days[row] = LATE
+    table = pa.table(
+        {"text": ["x"] * 1101, "label": ["a"] * 1101, "day": pa.array(days, pa.date32())}
+    )
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(table, path, row_group_size=groups)
+    pieces = cut(Piece(str(path), columns=frozenset({"text", "label"})), 1000)
+    assert len([r for piece in pieces for r in read_piece(piece)]) == 1101
+    used = cut(Piece(str(path), columns=frozenset({"text", "day"})), 1000)
+    found = [(w.row, r) for piece in used for w, r in scan_piece(piece)]
+    assert [number for number, _ in found] == [*range(1, 1102)]
+    [(number, error)] = [each for each in found if isinstance(each[1], InputError)]
+    assert number == row + 1
+    assert f"a.parquet, row {row + 1}: column 'day' has a value that" in str(error)
+
+
+def test_columns_of_a_method_are_read_too(tmp_path: Path) -> None:
+    pa.parquet.write_table(
+        pa.table({"text": ["x"], "label": ["a"], "stars": [5.0], "n": [1]}), tmp_path / "a.parquet"
+    )
+    values = {"stars": ("1", "5"), "label": ("a", "b")}
+    [piece] = data_pieces(data(tmp_path))
+    assert piece.columns == {"text", "label"}
+    [row] = record_rows(piece, data(tmp_path), values)
+    assert row["columns"] == {"stars": "5", "label": "a"}
+
+
+@pytest.mark.parametrize(
+    ("value", "written", "name"),
+    [
+        (True, [True, False], "true"),
+        (None, [None, "x"], "null"),
+        (float("nan"), [None, "x"], "null"),
+        (1, [1, 2], "1"),
+        (1.0, [1, 2], "1"),
+        (1, [1.0, 5.0], "1.0"),
+        (5.0, [1.0, 5.0], "5.0"),
+        (0.5, [0.5], "0.5"),
+        (date(2024, 1, 2), ["2024-01-02"], "2024-01-02"),
+        ("", ["", "x"], ""),
+        ("1.0", [1, 2], "1"),
+    ],
+)
+def test_values_of_a_control_column_keep_their_names(
+    settings: Settings, value: Any, written: list[Any], name: str
+) -> None:
+    """A file's value is found among the configured ones, whatever type either has."""
+    tree = settings(
+        method={
+            "name": "dp_sgd",
+            "control_columns": {"label": "Kind", 7: "Seven"},
+            "control_values": {7: dict.fromkeys(written, 1.0 / len(written))},
+        }
+    )
+    config = parse_config(tree)
+    shares = config.method.model_dump()["control_values"]["7"]
+    assert value_name(value, shares) == name and name in shares
+
+
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [
+        ("d/label=a/x=1/p.csv", {"label": "a", "x": "1"}),
+        ("d/label=a/b/p.csv", {}),
+        ("d/label=a%2Fb%20c/p.csv", {"label": "a/b c"}),
+        ("d/label=__HIVE_DEFAULT_PARTITION__/p.csv", {"label": None}),
+        ("d/label=/p.csv", {"label": ""}),
+        ("d/=a/p.csv", {}),
+        ("d/a=b=c/p.csv", {"a": "b=c"}),
+        ("s3://bucket/label=é/p.csv", {"label": "é"}),
+        ("label=a.csv", {}),
+    ],
+)
+def test_columns_of_folders(file: str, found: dict[str, Any]) -> None:
+    assert folder_columns(file) == found
+
+
+@pytest.mark.parametrize(
+    ("labels", "value"), [(["a", "b"], "a"), ([1, 2], "1"), ([True, False], "true"), (["01"], "01")]
+)
+def test_a_label_of_a_folder_has_the_type_of_the_configured_one(
+    tmp_path: Path, labels: list[Any], value: str
+) -> None:
+    (folder := tmp_path / f"label={value}").mkdir()
+    lines(folder / "a.jsonl", {"text": "x"})
+    (folder / "b.csv").write_text("text\nx\n")
+    pa.parquet.write_table(pa.table({"text": ["x"]}), folder / "c.parquet")
+    made = DataConfig(path=str(tmp_path), label="label", labels=labels, public_size=9)
+    check_first_records(made)
+    found = [row["label"] for piece in data_pieces(made) for row in record_rows(piece, made)]
+    assert found == [value] * 3
+
+
+UNSEEN = (
+    "\u200b\ufeff\u2060\u00ad\ufe0f\u200d\u200e\u202e\u061c\u180e\u3164\u115f\u2800\U000e0041\U000e0100"
+    "\x00\x1b\x7f\x85 \t\n\u00a0\u3000\u2028"
+)
+
+
+@given(st.text(st.sampled_from(UNSEEN)), st.text(st.characters(categories=["L", "N", "P"])))
+def test_a_text_that_nobody_sees_is_empty(unseen: str, seen: str) -> None:
+    assert is_empty(unseen)
+    kept = seen.translate(dict.fromkeys(map(ord, "\u3164\u115f\u1160\uffa0")))
+    assert is_empty(unseen + kept + unseen) == (kept == "")
+
+
+SIGNS = st.sampled_from(",;|\t~^:#!$%&*+/<>?@_¦§¶")
+
+
+@given(SIGNS, st.sampled_from(["delimiter", "quote", "escape"]))
+def test_a_sign_after_the_file_is_as_it_is_typed(sign: str, key: str) -> None:
+    with TemporaryDirectory() as folder:
+        (config := Path(folder) / "job.yaml").write_text("data: {path: x}\n")
+        assert read_tree(config, [f"data.{key}={sign}"])["data"] == {"path": "x", key: sign}
+
+
+@given(
+    st.sampled_from(["x", "text", "label", "a b", ""]), st.sampled_from(["csv", "jsonl", "json"])
+)
+def test_a_name_that_is_there_twice_is_an_error_only_if_a_key_names_it(
+    name: str, kind: str
+) -> None:
+    pairs = [("text", "x"), ("label", "a"), (name, "x"), (name, "b")]
+    row = "{" + ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in pairs) + "}"
+    table = "\n".join(",".join(cells) for cells in zip(*pairs, strict=True))
+    content = {"csv": table + "\n", "jsonl": row, "json": f"[{row}]"}[kind]
+    with TemporaryDirectory() as folder:
+        (file := Path(folder) / f"a.{kind}").write_text(content)
+        if name in ("text", "label"):
+            said = rf"^a\.{kind}, row 1: column '{name}' is named twice"
+            with pytest.raises(InputError, match=said):
+                check_first_records(data(file))
+        else:
+            check_first_records(data(file))
+
+
+def test_of_an_object_only_the_named_fields_are_read(tmp_path: Path) -> None:
+    days = pa.array([1, LATE], pa.date32())
+    note = pa.StructArray.from_arrays([pa.array(["x", "y"]), days], ["body", "day"])
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"note": note, "label": ["a", "b"]}), path)
+    rows = [
+        row["note"] for _, row in read_piece(Piece(str(path), columns=frozenset({"note.body"})))
+    ]
+    assert rows == [{"body": "x"}, {"body": "y"}]
+    found = [*scan_piece(Piece(str(path), columns=frozenset({"note"})))]
+    assert [isinstance(row, InputError) for _, row in found] == [False, True]
+    with pytest.raises(
+        InputError, match=r"row 1: no column 'note.text'; there are: note.body, note"
+    ):
+        next(read_piece(Piece(str(path), columns=frozenset({"note.text"}))))
