@@ -67,7 +67,7 @@ class DpSgdSettings(TrainingSettings, TextSettings):
     control_values: dict[Column, dict[Value, float]] = Field(
         {},
         description="public share of each value of a control column, for all but the label; no "
-        "other value may stand in the data",
+        "other value may stand in the data. 1 is 1.0 there too, and null is NaN too",
     )
     terms: str | None = Field(
         None,
