@@ -24,6 +24,7 @@ import pyarrow.parquet
 
 from dpray.io.columns import column_of, dotted_names, listed_names
 from dpray.io.content import LOOKED_AT, check_content
+from dpray.io.csv_files import open_csv, read_csv, titles_above
 from dpray.io.file_list import filesystem_of
 from dpray.io.formats import (
     AS_RECOGNISED,
@@ -47,11 +48,8 @@ from dpray.io.text_files import (
     encoding_of,
     is_array,
     json_lines,
-    open_csv,
-    read_csv,
     read_json,
     read_txt,
-    titles_above,
 )
 from dpray.types import InputError
 
