@@ -29,9 +29,10 @@ from dpray.types import Budget, BudgetRefused, InputError, LedgerError
 RELATIVE_ROUNDING = 1e-9
 """An event's cost may differ by this much between two machines; a larger difference is a fault."""
 
-RELATIVE_CHANGE = 1e-5
-"""An event may have cost this much less in the version of dpray that charged it: what rounding
-takes from a cost was bounded more tightly since."""
+RELATIVE_CHANGE = 0.02
+"""An event may have cost this much less in the version of dpray that charged it: its bound left no
+room for some rounding, or composed more than 256 draws in one pass (docs/privacy.md, section
+6.7)."""
 
 
 @dataclass(frozen=True)

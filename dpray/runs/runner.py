@@ -21,6 +21,7 @@ from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.engines.base import Engine
 from dpray.io.file_list import file_digests, fingerprint
 from dpray.io.files import read_json, write_durably
+from dpray.io.units import UNIT_NAMES
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.protocol import NullLedger, RunLedger
 from dpray.mechanisms.randomness import new_salt
@@ -77,6 +78,7 @@ class Run:
             "state": "planned",
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "charges": _charged(plan),
+            "unit_names": UNIT_NAMES,
         }
         self.plan = plan
         self.run_id: str = self.run["run_id"]
@@ -237,7 +239,14 @@ class Run:
         digests = file_digests(config.data.path, show)
         found = fingerprint(digests)
         if not has_begun:
+            self.run["unit_names"] = UNIT_NAMES
             write_durably(kept, found, private=True)
+        elif config.data.unit is not None and self.run.get("unit_names") != UNIT_NAMES:
+            raise InputError(
+                f"output.path: the run in {config.output.path} began with a version of dpray that "
+                "named the units of data.unit in another way, so that a unit could fall into two "
+                "batches; finish it with that version, or choose another folder"
+            )
         elif not kept.exists():
             raise InputError(
                 f"output.path: cannot verify that the data is unchanged: {kept} is missing; "
