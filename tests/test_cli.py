@@ -24,15 +24,16 @@ COMMANDS = {
     "dpray card": "--json --license --name --public --push-to-hub run_dir",
     "dpray check": "--json --write config overrides",
     "dpray demo": "--json --model --out",
-    "dpray evaluate": "--delimiter --embedder --encoding --floor --json "
-    "--label --out --real --schema --seeds --synthetic --text --train --turns",
-    "dpray init": "--dataset --delimiter --delta --encoding --epsilon --force --json --label "
-    "--labels --look --method --model --out --output --public-size --text --turns --unit "
-    "--vocabulary -o file",
+    "dpray evaluate": "--delimiter --embedder --encoding --escape --floor --json --label --out "
+    "--quote --real --records --schema --seeds --synthetic --text --train --turns",
+    "dpray init": "--dataset --delimiter --delta --encoding --epsilon --escape --force --json "
+    "--label --labels --look --method --model --no-unit --out --output --public-size --quote "
+    "--records --text --turns --unit --vocabulary -o file",
     "dpray ledger": "",
     "dpray ledger create": "--composition --dataset --delta --epsilon --json --ledger --order "
     "--unit",
     "dpray ledger export": "--json --ledger",
+    "dpray ledger raise": "--dataset --delta --epsilon --json --ledger --reason",
     "dpray ledger show": "--html --json --ledger",
     "dpray ledger verify": "--contains --json --ledger",
     "dpray plan": "--compare --json --write config overrides",

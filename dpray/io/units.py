@@ -34,8 +34,8 @@ NO_VALUE = frozenset({
     "nan", "null", "none", "nil", "na", "n/a", "nat", "undefined", "missing", "\\n", "1.#ind",
     "1.#qnan", "#n/a", "#na", "#null!", "#ref!", "#value!", "#name?", "#div/0!", "#num!",
 })  # fmt: skip
-"""What pandas, R, databases and spreadsheets write for an empty cell, or for a formula without a
-value, in small letters and without the brackets or the minus around it."""
+"""These stand for an empty cell, or for a formula without a value, in pandas, R, databases and
+spreadsheets: in small letters, and without the brackets or the minus around them."""
 
 WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.0*|,0)", re.ASCII)
 """A whole number with a point, or with a decimal comma."""
