@@ -1,7 +1,7 @@
 """The owner's check of all rows before a run: errors, types, lengths, labels, texts to be cut.
 
-The counts are exact: they are for the owner alone, and no plan or run uses them. Memory does not
-grow with the files, and no text is kept or shown.
+The counts are exact: they are for the owner alone, and no plan or run uses them. Some bytes are
+kept of each row, and no text is kept or shown.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dpray.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit
 from dpray.text_check import is_base64, misfits_of
 from dpray.types import InputError, OnProgress, Progress, no_progress
+from dpray.unit_check import People
 from dpray.workers.rows import data_pieces, to_row
 
 MOST_REASONS, MOST_ROWS = 40, 10
@@ -120,6 +121,7 @@ class Tally:
         self.encodings: Mapping[str, str] = {}
         self.titles = 0
         self.divider: str | None = None
+        self.people = People(self.data)
 
     def add(self, where: Where, row: Mapping[str, Any] | InputError) -> None:
         self.rows += 1
@@ -146,6 +148,7 @@ class Tally:
             self.misfits += 1
             self.misfit_keys.update(found)
         self.characters[len(record["text"])] += 1
+        self.people.add(where, row, record)
         if self.codec is not None:
             for limit in plan.reads.token_limits:
                 self.tokens[limit.key][limit.tokens(self.codec, record)] += 1
@@ -194,7 +197,7 @@ class Tally:
             "tokens_not_counted": self.no_tokens,
             "public_size": self.data.public_size,
             "proposals": self._proposals(),
-        }
+        } | self.people.summary()
 
     def _limits(self) -> list[dict[str, Any]]:
         return [self._limit(limit) for limit in self.plan.reads.token_limits]
@@ -250,6 +253,14 @@ class Tally:
             if too_long > MOST_CUT * total:
                 for name, value in self._longer(limit):
                     found[name] = value, f"{too_long / total:.0%} are cut at {most}"
+        persons = self.people.summary()["persons"]
+        if persons:
+            best = max(persons, key=lambda each: int(each["values"]))
+            found["data.unit"] = (
+                best["column"],
+                f"if it names a person, one has up to {best['most']:,} records; now each record is "
+                "protected by itself",
+            )
         each = [("data.encoding", encoded) for encoded in self.encodings.items()]
         return [
             {"key": key, "value": value, "why": why}

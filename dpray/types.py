@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -41,18 +43,33 @@ class BudgetRefused(DprayError):
 
     exit_code = 3
 
+    ledger = "URL"
+
     def __init__(
-        self, dataset: str, asked: Budget, spent: Budget, left: Budget, detail: str = ""
+        self,
+        dataset: str,
+        asked: Budget,
+        spent: Budget,
+        left: Budget,
+        detail: str = "",
+        needed: Budget | None = None,
     ) -> None:
         self.dataset, self.asked, self.spent, self.left = dataset, asked, spent, left
-        self.detail = detail
-        super().__init__(dataset, asked, spent, left, detail)
+        self.detail, self.needed = detail, needed
+        super().__init__(dataset, asked, spent, left, detail, needed)
 
     def _message(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
+        way_on = ""
+        if self.needed is not None:
+            command = ledger_command("raise", self.ledger, self.dataset, self.needed)
+            way_on = (
+                f"; a larger budget is a weaker guarantee for all releases, the earlier ones too: "
+                f"{command} --reason TEXT"
+            )
         return (
             f"budget of '{self.dataset}' refused: asked {self.asked}, spent {self.spent}, "
-            f"left {self.left}{detail}"
+            f"left {self.left}{detail}{way_on}"
         )
 
 
@@ -99,6 +116,23 @@ class Budget:
 
     def __str__(self) -> str:
         return f"(eps {self.epsilon:.6g}, delta {self.delta:.3g})"
+
+
+DATASET_NAME = re.compile(r"(?=.*[^ ])[A-Za-z0-9._ -]{1,200}")
+"""The ledger's name of a data set. Without other letters: two names that look the same would be two
+budgets."""
+
+DATASET_RULE = (
+    "the name of a data set has 1 to 200 letters (A to Z), digits, blanks, dots, hyphens and "
+    "underscores"
+)
+
+
+def ledger_command(name: str, ledger: str, dataset: str, budget: Budget) -> str:
+    """Return the command line of `dpray ledger create` or `raise`, for a message."""
+    places = f"--ledger {shlex.quote(ledger)} --dataset {shlex.quote(dataset)}"
+    epsilon, delta = (repr(float(x)).removesuffix(".0") for x in (budget.epsilon, budget.delta))
+    return f"dpray ledger {name} {places} --epsilon {epsilon} --delta {delta}"
 
 
 @dataclass(frozen=True)

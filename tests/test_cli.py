@@ -27,12 +27,13 @@ COMMANDS = {
     "dpray evaluate": "--delimiter --embedder --encoding --escape --floor --json "
     "--label --out --quote --real --records --schema --seeds --synthetic --text --train --turns",
     "dpray init": "--dataset --delimiter --delta --encoding --epsilon --escape --force --json "
-    "--label --labels --look --method --model --out --output --public-size --quote --records "
-    "--skip-rows --text --turns --unit --vocabulary -o file",
+    "--label --labels --look --method --model --no-unit --out --output --public-size --quote "
+    "--records --skip-rows --text --turns --unit --vocabulary -o file",
     "dpray ledger": "",
     "dpray ledger create": "--composition --dataset --delta --epsilon --json --ledger --order "
     "--unit",
     "dpray ledger export": "--json --ledger",
+    "dpray ledger raise": "--dataset --delta --epsilon --json --ledger --reason",
     "dpray ledger show": "--html --json --ledger",
     "dpray ledger verify": "--contains --json --ledger",
     "dpray plan": "--compare --json --write config overrides",

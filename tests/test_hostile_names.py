@@ -45,11 +45,14 @@ def test_the_terminal_shows_strings_as_they_stand(name: str) -> None:
     assert not set("\x1b\x07\x9b\u202e") & set(shown)
 
 
+BUDGET = {"epsilon": 1.0, "delta": 1e-6}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_runs_end(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     report = {
         "records": 1, "not_private": False, "epsilon": 1.0, "delta": 1e-6, "privacy_unit": name,
-        "ledger": {"dataset": name, "left": {"epsilon": 1.0}, "made_by_this_run": True},
+        "ledger": {"dataset": name, "left": BUDGET, "made_by_this_run": True},
     }  # fmt: skip
     show_run(report, Path("out", name), Terminal())
     assert told(capsys).count(printable(name).rpartition("//")[2]) == 4
@@ -57,12 +60,13 @@ def test_a_runs_end(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_ledgers_tables(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    budget = {"epsilon": 1.0, "delta": 1e-6}
+    budget = BUDGET
     accounts = {"budget": budget, "spent": budget, "left": budget}
     batches = {"published": 1, "started": 1, "failed": 0, "committed": True}
     run = {"key": name, "at": "2026-01-01T00:00"}
     dataset = accounts | {
         "dataset": name, "privacy_unit": name, "composition": "basic", "order": None,
+        "raises": [{"at": "2026-07-01T12:00:00", "budget": budget, "reason": name}],
         "entries": [budget | run | {"batches": batches}],
     }  # fmt: skip
     show_budgets([dataset], Terminal())

@@ -25,7 +25,7 @@ import numpy as np
 from absl import logging as absl_logging
 
 from dpray.accounting.composed_events import Parallel, SelfComposed
-from dpray.accounting.event import Event, canonical_json, check_delta
+from dpray.accounting.event import FFT_ROUNDING, Event, canonical_json, check_delta
 from dpray.accounting.events import Gaussian
 
 # dp-accounting and scipy are imported late: they take two seconds, and an actor needs neither.
@@ -43,8 +43,6 @@ RDP_ORDERS: tuple[float, ...] = (
 
 # The closed form rounds delta by about 1e-14, so a much smaller delta is not reliable.
 PLD_MIN_DELTA = 1e-10
-# An FFT that is raised to the power of a count rounds delta by up to 3e-16 for each mechanism.
-FFT_ROUNDING = 2.0**-50
 # A plan with a larger epsilon by RDP protects nothing, and its PLD would take gigabytes.
 PLD_MAX_EPSILON = 200.0
 # Grid points for the losses of a plan: at 2^15 the epsilons of DP-SGD are within 1e-4 of the limit.

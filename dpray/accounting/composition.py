@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal
 from fractions import Fraction
 from functools import reduce
 from typing import ClassVar
@@ -75,6 +76,11 @@ class BasicComposition:
         epsilon, delta = total
         return epsilon > _exact(self.budget.epsilon) or delta > _exact(self.budget.delta)
 
+    def needed(self, total: Total) -> Budget | None:
+        """Return a budget in few digits that holds the total and the present budget, or None if
+        none does."""
+        return _at_least(total[0], total[1], self.budget)
+
 
 @dataclass(frozen=True)
 class RenyiComposition:
@@ -119,6 +125,11 @@ class RenyiComposition:
     def is_exceeded(self, total: Total) -> bool:
         return self.spent(total).epsilon > self.budget.epsilon
 
+    def needed(self, total: Total) -> Budget | None:
+        """Return a budget in few digits, at the same delta, that holds the total and the present
+        budget, or None if none does."""
+        return _at_least(_exact(self.spent(total).epsilon), 0, self.budget)
+
 
 Composition = BasicComposition | RenyiComposition
 
@@ -149,6 +160,19 @@ def _rounded_down(exact: Fraction | float) -> float:
     left = max(exact, Fraction(0))
     nearest = float(left)
     return math.nextafter(nearest, 0.0) if _exact(nearest) > left else nearest
+
+
+def _at_least(epsilon: Fraction | float, delta: Fraction | float, budget: Budget) -> Budget | None:
+    if math.inf in (epsilon, delta) or delta >= 1:
+        return None
+    up = Context(prec=6, rounding=ROUND_CEILING)
+
+    def in_few_digits(exact: Fraction | float, present: float) -> float:
+        exact = Fraction(exact)
+        quotient = up.divide(Decimal(exact.numerator), Decimal(exact.denominator))
+        return max(float(quotient), present)
+
+    return Budget(in_few_digits(epsilon, budget.epsilon), in_few_digits(delta, budget.delta))
 
 
 def _exact(value: float) -> Fraction | float:

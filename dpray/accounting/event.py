@@ -30,6 +30,9 @@ MOMENT_ROUNDING = 1e-12
 """More than rounding takes from a computed log-moment, of which 6e-14 was found. A divergence that
 rounds to 0 would make a mechanism free, however often it is composed."""
 
+FFT_ROUNDING = 2.0**-50
+"""An FFT that is raised to the power of a count rounds delta by up to 3e-16 for each mechanism."""
+
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

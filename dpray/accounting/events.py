@@ -152,18 +152,9 @@ class ExponentialMechanism(Event):
         return 0.125 * self.range**2
 
     def pld(self, interval: float, count: int) -> Pld:
-        from dpray.accounting.bounded_range import BLOCK, composed_draws
+        from dpray.accounting.bounded_range import draws_pld
 
-        def composed(draws: int) -> Pld:
-            pmf = composed_draws(self.range, draws).pmf(interval)
-            return pld_library().PrivacyLossDistribution(pmf)
-
-        # A block of draws is one mechanism, with one curve. Blocks are composed by convolution.
-        blocks, rest = divmod(count, BLOCK)
-        if blocks == 0:
-            return composed(rest)
-        total = composed(BLOCK).self_compose(blocks)
-        return total.compose(composed(rest)) if rest else total
+        return draws_pld(self.range, count, interval)
 
 
 @dataclass(frozen=True)
@@ -268,18 +259,33 @@ class PoissonSubsampledDraws(Event):
     def rdp(self, orders: tuple[float, ...]) -> Array:
         if self.draws * self.range > MOST_LOSS:
             return super().rdp(orders)
-        removing, adding = self._curves()
-        worse: Array = np.maximum(removing.rdp(orders), adding.rdp(orders))
-        return np.minimum(super().rdp(orders), worse)
+        return np.minimum(super().rdp(orders), _worse_rdp(self, orders))
 
     def pld(self, interval: float, count: int) -> Pld:
-        removing, adding = (curve.pmf(interval) for curve in self._curves())
-        return pld_library().PrivacyLossDistribution(removing, adding).self_compose(count)
+        return _one_text(self, interval).self_compose(count)
 
-    def _curves(self) -> tuple[Curve, Curve]:
+    def curves(self) -> tuple[Curve, Curve]:
+        """Return the curves of removing and of adding a unit."""
         from dpray.accounting.bounded_range import composed_draws
 
         return composed_draws(self.range, self.draws).poisson_subsampled(self.sampling_probability)
+
+
+# Kept, because a search for the number of texts asks for them again and again.
+
+
+@functools.lru_cache(maxsize=64)
+def _worse_rdp(text: PoissonSubsampledDraws, orders: tuple[float, ...]) -> Array:
+    removing, adding = text.curves()
+    worse: Array = np.maximum(removing.rdp(orders), adding.rdp(orders))
+    worse.flags.writeable = False
+    return worse
+
+
+@functools.lru_cache(maxsize=64)
+def _one_text(text: PoissonSubsampledDraws, interval: float) -> Pld:
+    removing, adding = (curve.pmf(interval) for curve in text.curves())
+    return pld_library().PrivacyLossDistribution(removing, adding)
 
 
 def _check_probability(sampling_probability: float) -> None:

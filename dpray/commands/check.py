@@ -58,6 +58,7 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
     for column, count in found["base64"].items():
         words = f"texts of column '{column}' are base64, and a run would take the codes for words"
         console.note("base64", "yellow", f"{count:,} {words}; {DECODE}")
+    _show_people(found, console)
     for error in found["errors"]:
         more = error["count"] - len(error["first"])
         places = "; ".join(error["first"]) + (f" and {more:,} more" if more else "")
@@ -88,6 +89,27 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
         console.note("refused", "red", "these errors would end a run; nothing was charged")
     else:
         console.note("ok", "green", "a run can read every row")
+
+
+def _show_people(found: dict[str, Any], console: Terminal) -> None:
+    if found["equal_texts"]:
+        words = "records share their text with another"
+        console.print(f"{found['equal_texts']:,} of {found['records']:,} {words}", soft_wrap=True)
+    if (units := found["units"]) is not None:
+        console.print(
+            f"{units['units']:,} units, at most {units['most_records']:,} records of one; "
+            f"data.max_records_per_unit leaves {units['left_out']:,} records out",
+            soft_wrap=True,
+        )
+        if units["alike"]:
+            words = "names of units differ only in case, blanks, leading zeros or Unicode form"
+            console.note("units", "yellow", f"{units['alike']:,} {words}: is each a person?")
+    for each in found["persons"]:
+        console.print(
+            f"column '{each['column']}' looks like a person: {each['values']:,} values in "
+            f"{each['records']:,} records, up to {each['most']:,} with the same one",
+            soft_wrap=True,
+        )
 
 
 def _show_tables(found: dict[str, Any], console: Terminal) -> None:

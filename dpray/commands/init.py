@@ -38,7 +38,10 @@ Labels = Annotated[
     str | None,
     typer.Option(help='The public label set: A,B,"C, with a comma".', metavar="A,B,..."),
 ]
-Unit = Annotated[str | None, typer.Option(help="The column of the privacy unit.")]
+Unit = Annotated[
+    str | None, typer.Option(help="The column of the person, if one may have several rows.")
+]
+NoUnit = Annotated[bool, typer.Option("--no-unit", help="Each row is another person.")]
 Size = Annotated[
     int | None, typer.Option(min=1, help="Your public estimate of the number of records.")
 ]
@@ -87,6 +90,7 @@ def init(
     label: Label = None,
     labels: Labels = None,
     unit: Unit = None,
+    no_unit: NoUnit = False,
     public_size: Size = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
@@ -112,6 +116,10 @@ def init(
         "public_size": public_size, "epsilon": epsilon, "delta": delta, "method": method,
         "vocabulary": vocabulary, "dataset": dataset, "model": model, "out": out,
     }  # fmt: skip
+    if no_unit:
+        if unit:
+            raise InputError("--no-unit: give --unit or --no-unit, not both")
+        given["unit"] = ""
     target = output or default_config_path(file)
     if target.exists() and not force:
         raise InputError(f"--output: {target} is there already; --force replaces it")

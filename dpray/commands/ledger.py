@@ -1,4 +1,4 @@
-"""`dpray ledger` creates, shows, verifies and exports the budgets."""
+"""`dpray ledger` creates, raises, shows, verifies and exports the budgets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def create(
     ledger: Url,
     dataset: Annotated[str, typer.Option(help="The data set's name in the ledger.")],
     epsilon: Annotated[float, typer.Option(help="What all runs together may spend.")],
-    delta: Annotated[float, typer.Option(help="The delta that all runs share.")],
+    delta: Annotated[
+        float,
+        typer.Option(help="Their deltas together: with basic, three runs at 1e-6 take 3e-6."),
+    ],
     composition: Annotated[
         str, typer.Option(help="basic: sums over the runs; renyi: a filter at one Renyi order.")
     ] = "basic",
@@ -58,6 +61,33 @@ def create(
     assert account is not None
     # An earlier call may have spelled the name differently: show the ledger's spelling.
     message = f"data set '{account.dataset}' has the budget {budget} in {opened}"
+    terms = {"dataset": account.dataset, **account.terms()}
+    typer.echo(json.dumps(terms) if as_json else printable(message))
+
+
+@app.command("raise")
+def raise_budget(
+    ledger: Url,
+    dataset: Annotated[str, typer.Option(help="The data set's name in the ledger.")],
+    reason: Annotated[str, typer.Option(help="Why, in a sentence; it is kept in the ledger.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="The new budget of all runs; none: as it is.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The new delta of all runs; none: as it is.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Raise the budget of a data set, on record. The guarantee becomes weaker for everything that
+    was released from it before, too."""
+    if epsilon is None and delta is None:
+        raise InputError("--epsilon, --delta: give the new budget")
+    opened = Ledger.open(ledger)
+    account = opened.raise_budget(dataset, reason, epsilon=epsilon, delta=delta)
+    message = (
+        f"data set '{account.dataset}' has the budget {account.budget} in {opened} now. It is the "
+        "guarantee of all releases from this data set together, of those made before too"
+    )
     terms = {"dataset": account.dataset, **account.terms()}
     typer.echo(json.dumps(terms) if as_json else printable(message))
 
@@ -164,6 +194,12 @@ def show_budgets(datasets: list[dict[str, Any]], console: Terminal) -> None:
         table.add_row(name, *map(_pair, (budget, spent, dataset["left"])), bar)
     console.print(table)
     for dataset in datasets:
+        for raised in dataset["raises"]:
+            console.print(
+                f"'{dataset['dataset']}' was raised to {_pair(raised['budget'])} at "
+                f"{raised['at'][:16].replace('T', ' ')} UTC: {raised['reason']}",
+                soft_wrap=True,
+            )
         if dataset["entries"]:
             console.print(_runs(dataset))
     if not any(dataset["entries"] for dataset in datasets):

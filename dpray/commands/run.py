@@ -46,11 +46,18 @@ def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
         console.print(
             f"Spent: ({report['epsilon']:.4f}, {report['delta']:g})-DP, "
             f"{add_or_remove(report['privacy_unit'])}; left on "
-            f"'{report['ledger']['dataset']}': eps {report['ledger']['left']['epsilon']:.4g}",
+            f"'{report['ledger']['dataset']}': eps {report['ledger']['left']['epsilon']:.4g}, "
+            f"delta {report['ledger']['left']['delta']:.3g}",
             soft_wrap=True,
         )
-        if report["ledger"].get("made_by_this_run"):  # missing in reports of older versions
-            console.print("A new ledger was made: it knows of no other release of this data")
+        # Both are missing in reports of older versions.
+        what = "ledger" if report["ledger"].get("made_by_this_run") else ""
+        if report["ledger"].get("budget_by_this_run"):
+            budget = report["ledger"]["budget"]
+            what = f"{what or 'data set'} with a budget of eps {budget['epsilon']:g}"
+        if what:
+            words = f"A new {what} was made: it knows of no other release of this data"
+            console.print(words, soft_wrap=True)
     files = ["synthetic.jsonl", "privacy_report.html"]
     if table := report.get("table"):
         left_out = f"; {table['left_out']} texts are no rows of it" if table["left_out"] else ""

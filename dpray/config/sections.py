@@ -22,6 +22,7 @@ from pydantic import (
 
 from dpray.io.files import names_cloud
 from dpray.io.schema_file import read_schema_file
+from dpray.types import DATASET_NAME, DATASET_RULE
 
 LARGEST_EPSILON, SMALLEST_EPSILON = 1e6, 1e-3
 """The bounds square an epsilon, and find the noise of a small one by a grid as fine as it is
@@ -131,7 +132,7 @@ class PrivacyConfig(Section):
     )
     # Not shown by `repr`: the URL may hold a password.
     ledger: str = Field("sqlite:///ledger.db", repr=False, description="where the budgets are kept")
-    dataset: str = Field(min_length=1, description="the ledger's name for this data")
+    dataset: str = Field(description="the ledger's name for this data")
     shares: tuple[Positive, ...] | None = Field(
         None,
         description="chained methods: each one's share of epsilon; the shares sum to 1; null: "
@@ -140,6 +141,13 @@ class PrivacyConfig(Section):
     epsilon_labels: Positive = Field(
         0.1, description="the share of epsilon for data.label_proportions: measured"
     )
+
+    @field_validator("dataset")
+    @classmethod
+    def _ledger_takes_it(cls, name: str) -> str:
+        if not DATASET_NAME.fullmatch(name):
+            raise ValueError(DATASET_RULE)
+        return name
 
     @field_validator("epsilon")
     @classmethod

@@ -1,6 +1,6 @@
 """A data set's account: its budget and its charges, read back from the ledger's entries.
 
-An account is made of the data set's `create` entry and its `reserve` entries.
+An account is made of the data set's `create` entry and its `reserve` and `raise` entries.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from dpray.types import Budget, BudgetRefused, InputError, LedgerError
 RELATIVE_ROUNDING = 1e-9
 """An event's cost may differ by this much between two machines; a larger difference is a fault."""
 
-RELATIVE_CHANGE = 1e-5
-"""An event may have cost this much less in the version of dpray that charged it: what rounding
-takes from a cost was bounded more tightly since."""
+RELATIVE_CHANGE = 0.02
+"""An event may have cost this much less in the version of dpray that charged it: its bound left no
+room for some rounding, or composed more than 256 draws in one pass (docs/privacy.md, section
+6.7)."""
 
 
 @dataclass(frozen=True)
 class Account:
     """A data set's budget and the charges made against it.
 
-    `composition` is the budget with the rule by which charges add up to `total`.
+    `composition` is the present budget with the rule by which charges add up to `total`. `raises`
+    are the entries by which the budget became larger.
     """
 
     dataset: str
@@ -47,11 +49,12 @@ class Account:
     neighboring_relation: str
     charges: tuple[Charge, ...] = ()
     total: Total = ()
+    raises: tuple[Entry, ...] = ()
 
     @classmethod
     def replay(cls, rows: Iterable[Entry]) -> Account:
-        """Return the account that one data set's create and reserve entries add up to."""
-        create, *reservations = rows
+        """Return the account that one data set's create, reserve and raise entries add up to."""
+        create, *later = rows
         terms = create.values()
         if terms.get("parent") is not None:  # dpray 0.1 drew its charges on the parent too
             raise LedgerError(
@@ -59,10 +62,13 @@ class Account:
                 "of dpray knows no children: charge its runs to the parent"
             )
         rule = composition(terms["composition"], Budget(**terms["budget"]), terms["order"])
-        charges = tuple(charge_of(entry.payload) for entry in reservations)
+        charges = tuple(charge_of(entry.payload) for entry in later if entry.kind == "reserve")
+        raises = tuple(entry for entry in later if entry.kind == "raise")
+        if raises:
+            rule = replace(rule, budget=raised_to(raises[-1]))
         stated_for = terms["privacy_unit"], terms["neighboring_relation"]
         total = rule.total(charges)
-        return cls(create.dataset, rule, *stated_for, charges, total)
+        return cls(create.dataset, rule, *stated_for, charges, total, raises)
 
     def terms(self) -> dict[str, Any]:
         """Return the content of the data set's first entry."""
@@ -94,6 +100,25 @@ class Account:
         next(totals)  # before the first charge
         return map(rule.spent, totals)
 
+    def check_raise(self, budget: Budget) -> None:
+        """Raise `InputError` unless `budget` is larger than the present one.
+
+        Claim: for every budget B, what is released before the data set's budget exceeds B is
+        B-DP: until then the rule is a filter for B. Only the budget changes, never the rule nor its
+        order, and a raise forgets no charge.
+        Proof: docs/privacy.md, section 6.4.
+        """
+        try:
+            replace(self.composition, budget=budget)
+        except ValueError as error:
+            raise InputError(f"data set '{self.dataset}': {error}") from error
+        now = self.budget
+        if budget == now or budget.epsilon < now.epsilon or budget.delta < now.delta:
+            raise InputError(
+                f"the budget of '{self.dataset}' is {now}, and is only raised: what was released "
+                f"under it has no stronger guarantee; asked {budget}"
+            )
+
     def admit(self, charge: Charge, privacy_unit: str, neighboring_relation: str) -> Account:
         """Return the account with this charge. Raises `BudgetRefused` if it does not fit the
         budget, and `InputError` for another privacy unit or relation."""
@@ -102,7 +127,8 @@ class Account:
             raise InputError(
                 f"the budget of '{self.dataset}' is for the privacy unit '{stated_for[0]}' and "
                 f"the relation '{stated_for[1]}', the run is for '{privacy_unit}' and "
-                f"'{neighboring_relation}': these do not compose"
+                f"'{neighboring_relation}': these do not compose; set data.unit as it was, or give "
+                "records that no run has read a privacy.dataset of their own"
             )
         rule = self.composition
         total = rule.add(self.total, charge)
@@ -112,8 +138,13 @@ class Account:
                 weight = rule.spent(rule.total([charge]))
                 detail = f"by renyi at order {rule.order:g} it weighs {weight}"
             known = (charge.reserved, self.spent, self.left)
-            raise BudgetRefused(self.dataset, *known, detail)
+            raise BudgetRefused(self.dataset, *known, detail, rule.needed(total))
         return replace(self, charges=(*self.charges, charge), total=total)
+
+
+def raised_to(entry: Entry) -> Budget:
+    """Return the budget that a raise states."""
+    return Budget(**entry.values()["budget"])
 
 
 @lru_cache(maxsize=20_000)

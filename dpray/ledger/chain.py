@@ -13,17 +13,17 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from dpray.accounting.event import canonical_json
-from dpray.types import InputError
+from dpray.types import DATASET_NAME, DATASET_RULE, InputError
 
 GENESIS = "0" * 64
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@=+-]{0,199}")
 CLASS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-_NAME = re.compile(r"[A-Za-z0-9._ -]{1,200}")
 
 
 def now() -> str:
@@ -68,7 +68,8 @@ def _digest(content: Sequence[Any]) -> str:
 class Chain:
     """The end of a data set's chain.
 
-    `reservations` counts the charges. `added` are the entries that are not written yet.
+    `reservations` counts the charges and the raises of the budget. `added` are the entries that are
+    not written yet.
     """
 
     dataset: str
@@ -115,16 +116,13 @@ class Chain:
         # SQLite keeps a text in a column of numbers.
         place = entry.seq if isinstance(entry.seq, int) else self.length
         self.length, self.head = place + 1, entry.hash
-        self.reservations += entry.kind == "reserve"
+        self.reservations += entry.kind in ("reserve", "raise")
 
 
 def check_name(name: str) -> str:
     """Return the name of a new data set, without needless blanks."""
-    if not (_NAME.fullmatch(name) and name.strip()):
-        raise InputError(
-            "the name of a data set has 1 to 200 letters (A to Z), digits, blanks, dots, hyphens "
-            "and underscores"
-        )
+    if not DATASET_NAME.fullmatch(name):
+        raise InputError(DATASET_RULE)
     return " ".join(name.split())
 
 
@@ -133,15 +131,30 @@ def folded(name: str) -> str:
     return " ".join(name.split()).casefold()
 
 
+def nearly(name: str, names: Iterable[str]) -> str | None:
+    """Return the one of `names` that `name` is probably mistyped for, or None. Names whose digits
+    differ are numbered on purpose."""
+
+    def letters(text: str) -> str:
+        return re.sub(r"[\W_]", "", text.casefold())
+
+    def digits(text: str) -> str:
+        return re.sub(r"\D", "", text)
+
+    known = {letters(other): other for other in names if digits(other) == digits(name)}
+    near = get_close_matches(letters(name), known, n=1, cutoff=0.8)
+    return known[near[0]] if near else None
+
+
 def check(what: str, text: str, pattern: re.Pattern[str]) -> None:
     # The text is not repeated: what breaks the rule may be what the rule keeps out.
     if not pattern.fullmatch(text):
         raise InputError(f"{what} has to match {pattern.pattern}")
 
 
-def check_public(what: str, texts: Iterable[str]) -> None:
-    if not all(0 < len(text) <= 200 and text.isprintable() for text in texts):
-        raise InputError(f"the name of a {what} has 1 to 200 printable characters")
+def check_public(what: str, texts: Iterable[str], longest: int = 200) -> None:
+    if not all(0 < len(text) <= longest and text.isprintable() for text in texts):
+        raise InputError(f"{what} has to have 1 to {longest} printable characters")
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, Concatenate, Self
 
@@ -13,12 +14,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from dpray.ledger import queries
-from dpray.ledger.account import RELATIVE_CHANGE, Account, charge_of, check_price
+from dpray.ledger.account import RELATIVE_CHANGE, Account, charge_of, check_price, raised_to
 from dpray.ledger.chain import Chain, Entry
 from dpray.ledger.operations import Operation, Seen, Tip, Transaction
 from dpray.ledger.protocol import P, RunLedger, T
 from dpray.ledger.store import Store, is_transient
-from dpray.types import DprayError, LedgerError
+from dpray.types import BudgetRefused, DprayError, LedgerError
 
 ATTEMPTS = 8
 """A write is made this often at most, over some ten seconds, if its connection is lost."""
@@ -108,6 +109,9 @@ class Ledger(RunLedger):
             for operation in operations:
                 try:
                     answers.append(operation.apply(written))
+                except BudgetRefused as error:
+                    error.ledger = str(self)
+                    answers.append(error)
                 except DprayError as error:
                     answers.append(error)
             written.write_ends()
@@ -140,7 +144,8 @@ class Ledger(RunLedger):
         """Return `ledger` (the URL, without its password) and `datasets`, a list.
 
         Each data set has `dataset`, `budget`, `privacy_unit`, `neighboring_relation`,
-        `composition`, `order`, `spent`, `left` and `entries`: one for each charge, with the
+        `composition`, `order`, `spent`, `left`, `created_with` (the first budget), `raises` (each
+        with the `budget` after it and its `reason`) and `entries`: one for each charge, with the
         (epsilon, delta) asked for, the epsilon `spent` after it, and the numbers of its batches
         that were started, published and failed.
         """
@@ -183,7 +188,7 @@ def _dataset_problems(chain: Chain, rows: Iterator[Entry]) -> Iterator[str]:
     open_runs: set[str] = set()
     for entry in rows:
         yield from chain.faults(entry)
-        if entry.kind in ("create", "reserve"):
+        if entry.kind in ("create", "reserve", "raise"):
             counted.append(entry)
         elif entry.kind != "data" and entry.key not in open_runs:
             yield (
@@ -195,14 +200,29 @@ def _dataset_problems(chain: Chain, rows: Iterator[Entry]) -> Iterator[str]:
         elif entry.kind == "commit":
             open_runs.discard(entry.key)
     try:
-        account = Account.replay(counted)
+        Account.replay(counted)
     except (DprayError, ValueError, KeyError, TypeError, AttributeError) as error:
         yield f"data set '{chain.dataset}': its charges cannot be read ({type(error).__name__})"
         return
+    yield from _budget_problems(counted)
+
+
+def _budget_problems(counted: Sequence[Entry]) -> Iterator[str]:
+    """Go through a data set's charges and raises: each charge fits the budget of its time."""
+    account = Account.replay(counted[:1])
     for entry in counted[1:]:
-        yield from _charge_problems(account, entry)
-    if account.composition.is_exceeded(account.total):
-        yield f"data set '{chain.dataset}': spent {account.spent} of {account.budget}"
+        rule = account.composition
+        if entry.kind == "reserve":
+            yield from _charge_problems(account, entry)
+            account = replace(account, total=rule.add(account.total, charge_of(entry.payload)))
+            if rule.is_exceeded(account.total):
+                yield f"data set '{account.dataset}': spent {account.spent} of {account.budget}"
+            continue
+        try:
+            account.check_raise(raised_to(entry))
+        except DprayError as error:
+            yield f"data set '{account.dataset}', entry {entry.seq}: {error}"
+        account = replace(account, composition=replace(rule, budget=raised_to(entry)))
 
 
 def _charge_problems(account: Account, entry: Entry) -> Iterator[str]:
@@ -220,12 +240,15 @@ def _charge_problems(account: Account, entry: Entry) -> Iterator[str]:
 
 def _summary(connection: sa.Connection, name: str) -> dict[str, Any]:
     account = queries.read_account(connection, name)
-    _, *runs = queries.counted_entries(connection, name)
+    counted = queries.counted_entries(connection, name)
+    runs = [entry for entry in counted if entry.kind == "reserve"]
     return {
         "dataset": name,
         **account.terms(),
         "spent": vars(account.spent),
         "left": vars(account.left),
+        "created_with": counted[0].values()["budget"],
+        "raises": [{"at": entry.at, **entry.values()} for entry in account.raises],
         "entries": [
             {
                 "key": entry.key,

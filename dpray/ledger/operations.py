@@ -13,9 +13,10 @@ another file to it.
 from __future__ import annotations
 
 import json
+import shlex
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -199,27 +200,72 @@ class CreateDataset(Operation):
     order: float | None = None
 
     def check(self) -> None:
-        self._account()
-        check_public("privacy unit", [self.privacy_unit])
+        self.account()
+        check_public("the name of a privacy unit", [self.privacy_unit])
 
     def apply(self, transaction: Transaction) -> None:
-        account = self._account()
-        terms = plain(account.terms())
+        terms = plain(self.account().terms())
         if (known := queries.stored_name(transaction.connection, self.name)) is None:
-            chain = Chain(check_name(self.name))
-            chain.append("create", chain.dataset, terms, at=now())
-            transaction.add_dataset(chain)
-        elif plain(transaction.account(known).terms()) != terms:
-            raise InputError(f"data set '{known}' has another budget in the ledger already")
+            transaction.add_dataset(self.chain())
+            return
+        account = transaction.account(known)
+        first = queries.entry_at(transaction.connection, known, 0)
+        created = account if first is None else Account.replay([first])
+        if terms not in (plain(created.terms()), plain(account.terms())):
+            raise InputError(
+                f"data set '{known}' has another budget in the ledger already: {account.budget} "
+                f"per {account.privacy_unit}, {account.composition.name}; `dpray ledger raise` "
+                "makes it larger, on record"
+            )
 
-    def _account(self) -> Account:
+    def chain(self) -> Chain:
+        """Return the beginning of the data set's chain, not written yet."""
+        chain = Chain(check_name(self.name))
+        chain.append("create", chain.dataset, plain(self.account().terms()), at=now())
+        return chain
+
+    def account(self) -> Account:
+        """Return the account of the new data set. Raises `InputError` for one that cannot be."""
         if self.composition != RenyiComposition.name and self.order is not None:
             raise InputError("an order belongs to a budget with the composition renyi")
         try:
             rule = composition(self.composition, self.budget, self.order)
         except ValueError as error:
             raise InputError(f"data set '{self.name}': {error}") from error
-        return Account(self.name, rule, self.privacy_unit, self.neighboring_relation)
+        stated_for = self.privacy_unit, self.neighboring_relation
+        return Account(self.name, rule, *stated_for, total=rule.total(()))
+
+
+@dataclass(frozen=True)
+class RaiseBudget(Operation):
+    """Make a data set's budget larger: see `RunLedger.raise_budget`. None leaves a part as it
+    is."""
+
+    dataset: str
+    epsilon: float | None
+    delta: float | None
+    reason: str
+
+    def check(self) -> None:
+        check_public("a reason", [self.reason.strip()], 1000)
+
+    def apply(self, transaction: Transaction) -> Account:
+        name = transaction.name(self.dataset)
+        account, chain = transaction.account(name), transaction.chain(name)
+        budget = Budget(
+            account.budget.epsilon if self.epsilon is None else self.epsilon,
+            account.budget.delta if self.delta is None else self.delta,
+        )
+        content = {"budget": vars(budget), "reason": self.reason.strip()}
+        if account.raises and account.raises[-1].values() == content:
+            return account
+        account.check_raise(budget)
+        number = str(len(account.raises))
+        entry = chain.append("raise", name, content, unit=number, at=now())
+        rule = replace(account.composition, budget=budget)
+        account = replace(account, composition=rule, raises=(*account.raises, entry))
+        transaction.add_charges(chain, account)
+        return account
 
 
 @dataclass(frozen=True)
@@ -232,15 +278,24 @@ class Reserve(Operation):
     neighboring_relation: str
     files: tuple[bytes, ...] = ()
     is_trial: bool = False
+    new_budget: Budget | None = None
 
     def check(self) -> None:
+        if self.new_budget is not None:
+            self._creation(self.new_budget).check()
         for key, (event, asked) in self.charges.items():
             check("a reservation's key", key, KEY)
             check_price(event, asked)
 
     def apply(self, transaction: Transaction) -> list[Entry]:
-        name = transaction.name(self.dataset)
-        account, chain = transaction.account(name), transaction.chain(name)
+        known = queries.stored_name(transaction.connection, self.dataset)
+        if is_new := known is None and self.new_budget is not None:
+            creation = self._creation(self.new_budget)
+            account, chain = creation.account(), creation.chain()
+        else:
+            name = transaction.name(self.dataset)
+            account, chain = transaction.account(name), transaction.chain(name)
+        name = chain.dataset
         payloads = {key: plain(self._payload(*charge)) for key, charge in self.charges.items()}
         made = queries.find_all(transaction.connection, "reserve", payloads)
         for key, payload in payloads.items():
@@ -253,6 +308,8 @@ class Reserve(Operation):
         if self.is_trial:
             return list(made.values())
         # From here on nothing refuses the run.
+        if is_new:
+            transaction.add_dataset(chain)
         at = now()
         for key, payload in payloads.items():
             if key not in made:
@@ -261,6 +318,9 @@ class Reserve(Operation):
             chain.append("data", digest, {}, at=at)
         transaction.add_charges(chain, account)
         return [made[key] for key in payloads]
+
+    def _creation(self, budget: Budget) -> CreateDataset:
+        return CreateDataset(self.dataset, budget, self.privacy_unit, self.neighboring_relation)
 
     def _payload(self, event: Event, asked: Budget) -> dict[str, Any]:
         return {
@@ -280,7 +340,8 @@ class Reserve(Operation):
             if entry.dataset != dataset:
                 raise InputError(
                     "privacy.dataset: the ledger knows this data, or a file of it, as "
-                    f"'{entry.dataset}': it has one budget, whatever name a run gives it"
+                    f"'{entry.dataset}': it has one budget, whatever name a run gives it; set "
+                    f"privacy.dataset={shlex.quote(entry.dataset)}"
                 )
         return [digest for digest in digests if digest not in owners]
 
@@ -295,7 +356,7 @@ class Begin(Operation):
 
     def check(self) -> None:
         check("an attempt's id", self.attempt_id, KEY)
-        check_public("batch", self.units)
+        check_public("the name of a batch", self.units)
 
     def apply(self, transaction: Transaction) -> None:
         chain, outcomes = transaction.open_run(self.charge_key, self.units)
@@ -323,7 +384,7 @@ class Publish(Operation):
         if len(set(units)) < len(units):
             raise LedgerConflict("a batch has one release, not two")
         check("an attempt's id", self.attempt_id, KEY)
-        check_public("batch", units)
+        check_public("the name of a batch", units)
         for _, sha256 in self.releases:
             check("a file's SHA-256", sha256, SHA256)
 
@@ -358,7 +419,7 @@ class Fail(Operation):
     def check(self) -> None:
         check("an attempt's id", self.attempt_id, KEY)
         check("the name of an error's class", self.reason_class_name, CLASS_NAME)
-        check_public("batch", [self.unit])
+        check_public("the name of a batch", [self.unit])
 
     def apply(self, transaction: Transaction) -> bool:
         chain, outcomes = transaction.open_run(self.charge_key, [self.unit])

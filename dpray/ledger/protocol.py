@@ -22,7 +22,16 @@ from dpray.accounting.event import Event
 from dpray.ledger import queries
 from dpray.ledger.account import Account
 from dpray.ledger.chain import Entry
-from dpray.ledger.operations import Begin, Commit, CreateDataset, Fail, Operation, Publish, Reserve
+from dpray.ledger.operations import (
+    Begin,
+    Commit,
+    CreateDataset,
+    Fail,
+    Operation,
+    Publish,
+    RaiseBudget,
+    Reserve,
+)
 from dpray.types import Budget, LedgerConflict
 
 Kind = Literal["begin", "publish", "fail"]
@@ -87,6 +96,19 @@ class RunLedger(ABC):
         stated_for = privacy_unit, neighboring_relation
         self.write(CreateDataset(name, budget, *stated_for, composition, order))
 
+    def raise_budget(
+        self, dataset: str, reason: str, *, epsilon: float | None = None, delta: float | None = None
+    ) -> Account:
+        """Make the budget of a data set larger, on record, and return its account. A part that is
+        not given stays as it is; so does the rule of composition, with its order.
+
+        From then on everything that was ever released from the data set has the guarantee of the
+        new budget, and no stronger one. Raises `InputError` for an unknown data set, and for a
+        budget that is not larger. The same raise twice is one.
+        """
+        raised: Account = self.write(RaiseBudget(dataset, epsilon, delta, reason))
+        return raised
+
     def reserve(
         self,
         dataset: str,
@@ -96,6 +118,7 @@ class RunLedger(ABC):
         files: Iterable[bytes] = (),
         *,
         is_trial: bool = False,
+        new_budget: Budget | None = None,
     ) -> list[Entry]:
         """Make a run's charges, all or none, durably, before it touches the data, and return their
         entries. They are never given back.
@@ -103,14 +126,15 @@ class RunLedger(ABC):
         `charges` maps the charge's key to the event and to the budget that the run's report will
         claim for it, which has to cover the event's own cost at that delta. `files` are the digests
         of the data's files: the ledger binds each to the first data set that it is charged to. A
-        trial charges nothing, and returns only charges that were made before.
+        trial charges nothing, and returns only charges that were made before. With `new_budget`, a
+        data set that the ledger does not have is created with it, by the same write.
 
         Raises `BudgetRefused` (nothing is charged), `LedgerConflict`, and `InputError` for
         an unknown data set, a privacy unit or relation other than the budget's, or a file of
         another data set.
         """
         stated_for = privacy_unit, neighboring_relation
-        operation = Reserve(dataset, charges, *stated_for, tuple(files), is_trial)
+        operation = Reserve(dataset, charges, *stated_for, tuple(files), is_trial, new_budget)
         made: list[Entry] = self.write(operation)
         return made
 

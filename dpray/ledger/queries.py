@@ -193,7 +193,7 @@ def known_name(connection: sa.Connection, dataset: str) -> str:
         known = ", ".join(map(repr, dataset_names(connection))) or "none"
         raise InputError(
             f"privacy.dataset: the ledger has no data set {dataset!r}; it has {known} "
-            "(`dpray ledger create` makes one)"
+            "(`dpray ledger create --ledger URL --dataset NAME --epsilon E --delta D` makes one)"
         )
     return own
 
@@ -215,14 +215,18 @@ def check_end(connection: sa.Connection, chain: Chain) -> None:
 
 
 def counted_entries(connection: sa.Connection, dataset: str) -> list[Entry]:
-    """Return the entries of a data set's account (create and reserve), in their order."""
+    """Return the entries of a data set's account (create, reserve and raise), in their order."""
     # A data set may have a million other rows, and SQLite would rather walk over them by their key.
     by_index = f"INDEXED BY {account_index.name}" if connection.dialect.name == "sqlite" else ""
     query = sa.text(
         f"SELECT {', '.join(entries.c.keys())} FROM {entries.name} {by_index} "
         f"WHERE dataset = :dataset AND {ACCOUNT} ORDER BY seq"
     )
-    return [Entry(*row) for row in connection.execute(query, {"dataset": dataset})]
+    found = [Entry(*row) for row in connection.execute(query, {"dataset": dataset})]
+    # Older ledgers' partial index lacks the raises, which the index of identities finds.
+    raises = sa.select(entries).where(entries.c.kind == "raise", entries.c.key == dataset)
+    found += [Entry(**row._mapping) for row in connection.execute(raises)]
+    return sorted(found, key=lambda entry: entry.seq)
 
 
 def all_entries(connection: sa.Connection) -> Iterator[Entry]:

@@ -81,9 +81,7 @@ class Store:
                 raise self._missing()
 
     def __str__(self) -> str:
-        # libpq takes passwords from the query too.
-        hidden = dict.fromkeys((key for key in self._url.query if "password" in key), "hidden")
-        return self._url.update_query_dict(hidden).render_as_string(hide_password=True)
+        return shown_url(self._url)
 
     def close(self) -> None:
         self._writer.dispose()
@@ -264,6 +262,13 @@ def parse_url(url: str, mounts: Mounts = mounted) -> sa.URL:
         require("a ledger on PostgreSQL", "psycopg")
         return _with_tls(parsed.set(drivername="postgresql+psycopg"))
     raise InputError(f"a ledger is SQLite or PostgreSQL, not {parsed.drivername}")
+
+
+def shown_url(url: sa.URL) -> str:
+    """Return a ledger's URL without its password."""
+    # libpq takes passwords from the query too.
+    hidden = dict.fromkeys((key for key in url.query if "password" in key), "hidden")
+    return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
 def _check_place(path: str, mounts: Mounts) -> None:

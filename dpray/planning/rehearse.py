@@ -20,6 +20,7 @@ from dpray.io.columns import column_of, is_empty, match_label
 from dpray.io.formats import Where
 from dpray.io.public_files import public_files
 from dpray.io.records import read_rows
+from dpray.io.units import unit_of
 from dpray.methods.config import parse_config
 from dpray.planning.compare import (
     Answer,
@@ -31,7 +32,6 @@ from dpray.planning.compare import (
     with_method,
 )
 from dpray.types import InputError, OnProgress, Progress
-from dpray.workers.rows import unit_of
 
 if TYPE_CHECKING:
     from dpray.engines.base import Embedder

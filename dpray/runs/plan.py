@@ -136,6 +136,7 @@ class Plan(ABC):
         config = self.config
         summary = guarantee_of(self) | self.method_summary()
         summary["empty_texts"] = config.data.empty
+        summary["persons"] = persons_of(self)
         if not config.not_private and config.privacy.delta > 1.0 / config.data.public_size:
             summary["warnings"].append(
                 "privacy.delta is above 1 / data.public_size: it permits releasing a whole record"
@@ -204,6 +205,35 @@ def privacy_unit(column: str | None) -> str:
     same value in a column. A ledger compares these words: a run can only use a budget that was made
     with the same ones."""
     return "record" if column is None else f"all records with the same '{column}'"
+
+
+PERSON_RECORDS = (2, 49)
+"""A plan states the guarantee of a person with so many records, if a record is the unit."""
+
+
+def persons_of(plan: Plan) -> list[dict[str, Any]]:
+    """Return the guarantee of persons with several records, if each record is a unit: n records are
+    n steps between neighbours. A delta of 1 is no guarantee.
+    Proof: docs/privacy.md, section 1.1.
+    """
+    if plan.config.not_private or plan.config.data.unit is not None:
+        return []
+    epsilon, delta = plan.cost.epsilon, plan.cost.delta
+    return [
+        {"records": n, "epsilon": n * epsilon, "delta": group_delta(epsilon, delta, n)}
+        for n in PERSON_RECORDS
+    ]
+
+
+def group_delta(epsilon: float, delta: float, n: int) -> float:
+    """Return delta (1 + e^epsilon + ... + e^((n-1) epsilon)), rounded up, and at most 1."""
+    if delta == 0:
+        return 0.0
+    log_largest = math.log(delta) + (n - 1) * epsilon
+    if log_largest >= 0:
+        return 1.0
+    terms = math.fsum(math.exp(log_largest - i * epsilon) for i in range(n))
+    return min(terms * (1 + 1e-9), 1.0)
 
 
 def guarantee_of(plan: Plan) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def privacy_report(
     if own := sorted(session.left_out & {"temperature", "top_p"}):
         report["sampling"]["not_sent"] = f"{', '.join(own)}: the endpoint's model takes its own"
     if not config.not_private:
-        report["ledger"] = _ledger_account(session, run.get("made_ledger", False))
+        report["ledger"] = _ledger_account(session, run)
     report |= of_method
     if not config.not_private and was_tuned_without_noise(config.engine.model):
         report["not_covered"] = [*report["not_covered"], TUNED_WITHOUT_NOISE]
@@ -115,7 +115,7 @@ def privacy_report(
     return report | {key: named(report[key]) for key in places if key in report}
 
 
-def _ledger_account(session: Session[Any], made_ledger: bool) -> dict[str, Any]:
+def _ledger_account(session: Session[Any], run: Mapping[str, Any]) -> dict[str, Any]:
     privacy = session.config.privacy
     account = session.ledger.account(privacy.dataset)
     if account is None:
@@ -125,7 +125,8 @@ def _ledger_account(session: Session[Any], made_ledger: bool) -> dict[str, Any]:
     budgets = {"budget": account.budget, "spent": account.spent, "left": account.left}
     return {
         "url_kind": privacy.ledger.split(":", 1)[0],
-        "made_by_this_run": made_ledger,
+        "made_by_this_run": run.get("made_ledger", False),
+        "budget_by_this_run": run.get("made_budget", False),
         "dataset": account.dataset,
         "reservation": session.run_id,
         "sequence": last.seq,

@@ -9,6 +9,7 @@ publish it. A run has one open ledger.
 from __future__ import annotations
 
 import json
+import shlex
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -21,8 +22,11 @@ from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.engines.base import Engine
 from dpray.io.file_list import file_digests, fingerprint
 from dpray.io.files import read_json, write_durably
+from dpray.io.units import UNIT_NAMES
+from dpray.ledger.chain import nearly
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.protocol import NullLedger, RunLedger
+from dpray.ledger.store import parse_url, shown_url
 from dpray.mechanisms.randomness import new_salt
 from dpray.runs.attempts import release_with_repeats
 from dpray.runs.call_cache import CALLS
@@ -39,6 +43,7 @@ from dpray.types import (
     MissingLedger,
     OnProgress,
     Progress,
+    ledger_command,
 )
 from dpray.workers import cluster
 from dpray.workers.accountant import AccountantClient
@@ -77,6 +82,7 @@ class Run:
             "state": "planned",
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "charges": _charged(plan),
+            "unit_names": UNIT_NAMES,
         }
         self.plan = plan
         self.run_id: str = self.run["run_id"]
@@ -237,7 +243,14 @@ class Run:
         digests = file_digests(config.data.path, show)
         found = fingerprint(digests)
         if not has_begun:
+            self.run["unit_names"] = UNIT_NAMES
             write_durably(kept, found, private=True)
+        elif config.data.unit is not None and self.run.get("unit_names") != UNIT_NAMES:
+            raise InputError(
+                f"output.path: the run in {config.output.path} began with a version of dpray that "
+                "named the units of data.unit in another way, so that a unit could fall into two "
+                "batches; finish it with that version, or choose another folder"
+            )
         elif not kept.exists():
             raise InputError(
                 f"output.path: cannot verify that the data is unchanged: {kept} is missing; "
@@ -275,8 +288,6 @@ class Run:
         if not is_free:
             state = "reserved" if is_held else "planned"
         self._write_run(state)
-        if not (is_free or is_held):
-            self._give_budget(ledger)
         self.files = self._check_same_data(has_begun)
         if not is_free:
             self._charge(ledger, self.files)
@@ -285,11 +296,15 @@ class Run:
     def _charge(self, ledger: RunLedger, files: list[bytes]) -> None:
         self.on_progress(Progress("charging the budget"))
         charge, before = self._charge_asked(), self.run["state"]
+        new_budget = self._new_budget(ledger)
+        if new_budget is not None:
+            self.run["made_budget"] = True
         if before == "planned":
             self._write_run("charging")
         try:
-            ledger.reserve(*charge, files)
+            ledger.reserve(*charge, files, new_budget=new_budget)
         except (BudgetRefused, InputError):
+            self.run.pop("made_budget", None)
             self._write_run(before)
             raise
 
@@ -324,21 +339,33 @@ class Run:
                 return  # with a budget that holds the plan
             raise
         with closing(ledger):
-            if not (ledger.is_reserved(self.run_id) or self._is_new(ledger)):
-                ledger.reserve(*self._charge_asked(), is_trial=True)
+            if not ledger.is_reserved(self.run_id):
+                new_budget = self._new_budget(ledger)
+                ledger.reserve(*self._charge_asked(), is_trial=True, new_budget=new_budget)
 
-    def _is_new(self, ledger: RunLedger) -> bool:
-        """Return whether this run made the ledger, which has no data set yet. A run cut off between
-        the two left it empty."""
-        return bool(self.run.get("made_ledger")) and not ledger.names()
+    def _new_budget(self, ledger: RunLedger) -> Budget | None:
+        """Return the budget that the charge creates the data set with, or None if the ledger has
+        it.
 
-    def _give_budget(self, ledger: RunLedger) -> None:
-        """Give the data set a budget of just the plan's cost in a ledger that this run made. In any
-        other, an unknown name is more likely mistyped than new, and was refused."""
-        if self._is_new(ledger):
-            dataset, charges, unit, relation = self._charge_asked()
-            [(_, whole)] = charges.values()
-            ledger.create_dataset(dataset, whole, unit, relation)
+        A file of one machine gets a new data set with the most that this run may cost. Raises
+        InputError if the name is nearly that of another data set, and so probably mistyped, and for
+        a database that many use.
+        """
+        privacy, unit = self.plan.config.privacy, self.plan.config.data.unit
+        if ledger.account(privacy.dataset) is not None:
+            return None
+        budget, names = Budget(privacy.epsilon, privacy.delta), ledger.names()
+        near = nearly(privacy.dataset, names)
+        if privacy.ledger.startswith("sqlite") and near is None:
+            return budget
+        way_on = "to make one" if near is None else f"did you mean {near!r}? To make a new one"
+        url = shown_url(parse_url(privacy.ledger))
+        command = ledger_command("create", url, privacy.dataset, budget)
+        command += "" if unit is None else f" --unit {shlex.quote(unit)}"
+        raise InputError(
+            f"privacy.dataset: the ledger has no data set {privacy.dataset!r}; it has "
+            f"{', '.join(map(repr, names)) or 'none'}; {way_on}: {command}"
+        )
 
     # The release
 

@@ -16,8 +16,9 @@ from dpray.io.columns import column_of, is_empty, match_label, plain_value, valu
 from dpray.io.file_list import file_digest, list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, numbered, read_piece
+from dpray.io.units import unit_of
 from dpray.mechanisms.batches import content_id, content_rank
-from dpray.types import InputError, valid_unicode
+from dpray.types import InputError
 from dpray.workers.failures import without_words
 
 if TYPE_CHECKING:
@@ -259,14 +260,3 @@ def _columns(
         if columns[name] not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
     return columns
-
-
-def unit_of(row: Mapping[str, Any], name: str, where: Where) -> str:
-    """Return the name of a unit: 1 and 1.0 are one number, so one unit."""
-    value = column_of(row, name, where)
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    unit = str(plain_value(value, name, where))
-    if unit != valid_unicode(unit):
-        raise InputError(f"{where}: column '{name}' is not valid Unicode")
-    return unit

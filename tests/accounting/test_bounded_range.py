@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as plds
+from scipy.stats import binom
 
 from dpray.accounting.accountant import bounds, cost
-from dpray.accounting.bounded_range import composed_draws, hockey_stick
+from dpray.accounting.bounded_range import _Grid, composed_draws, hockey_stick
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import (
@@ -101,12 +102,43 @@ def test_golden_tokens(s: int, r: int, epsilon: float) -> None:
         assert exact <= table["pld"] < exact * 1.02
 
 
-def test_blocks_cost_little_more_than_one_pass() -> None:
-    eta = 20 / 510
-    blocks = bounds(SelfComposed(ExponentialMechanism(eta), 1024), 1e-6)["pld"]
-    curve = composed_draws(eta, 1024)
-    direct = float(np.interp(-1e-6, -curve.deltas, curve.epsilons))
-    assert direct * 0.9999 < blocks < direct * 1.003
+@pytest.mark.parametrize(("eta", "draws"), [(20 / 510, 1024), (0.3, 400)])
+def test_blocks_cost_little_more_than_one_pass(eta: float, draws: int) -> None:
+    grid = _Grid(eta, draws)
+    one_pass = grid.curve(next(islice(grid.recursion(), draws, None)), draws)
+    both = one_pass, composed_draws(eta, draws)
+    for delta in (1e-2, 1e-6, 1e-9):
+        direct, found = (float(np.interp(-delta, -c.deltas, c.epsilons)) for c in both)
+        blocks = bounds(SelfComposed(ExponentialMechanism(eta), draws), delta)["pld"]
+        assert direct * 0.9999 < min(found, blocks) <= max(found, blocks) < direct * 1.003
+
+
+@pytest.mark.parametrize(("eta", "draws"), [(20 / 254, 257), (0.01, 5000), (1.0, 600)])
+def test_blocks_are_never_below_one_game_that_can_be_played(eta: float, draws: int) -> None:
+    """Its draws all have the same loss t, or the one that is 0 in the mean."""
+    curve = composed_draws(eta, draws)
+    epsilons = np.linspace(curve.epsilons[0], curve.epsilons[0] * -0.9, 40)
+    for t in (0.02 * eta, 0.3 * eta, 0.5 * eta, 0.8 * eta):
+        p = first_mass(t, eta)
+        ups = np.arange(draws + 1)
+        losses = ups * t + (draws - ups) * (t - eta)
+        log_p = binom.logpmf(ups, draws, p)
+        gains = -np.expm1(np.minimum(epsilons[:, None] - losses, 0.0))
+        exact = (np.exp(log_p) * gains).sum(axis=1)
+        assert np.all(curve(epsilons) >= exact * (1 - 1e-9))
+
+
+def test_a_long_text_in_blocks_costs_no_less_than_in_one_pass_and_little_more() -> None:
+    eta, draws = 20 / 254, 300
+    grid = _Grid(eta, draws)
+    one_pass = grid.curve(next(islice(grid.recursion(), draws, None)), draws)
+    for q in (1e-4, 0.01, 0.3):
+        event = PoissonSubsampledDraws(q, eta, draws)
+        for exact, found in zip(one_pass.poisson_subsampled(q), event.curves(), strict=True):
+            epsilons = exact.epsilons[exact.deltas > 1e-9]
+            assert np.all(found(epsilons) >= exact(epsilons) * (1 - 1e-4))
+            right = epsilons[epsilons > 0]
+            assert np.all(found(right * 1.02) <= exact(right) * 1.001 + 1e-12)
 
 
 def test_what_comes_first_may_steer_the_draws() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import stat
 import subprocess
@@ -419,3 +420,30 @@ def test_quantiles() -> None:
         ("shortest", "half", "90%", "99%", "longest"), 5
     )
     assert list(quantiles(Counter(range(1, 101))).values()) == [1, 50, 90, 99, 100]
+
+
+def test_people_are_counted_and_proposed(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [note(f"{NOTE} {n % 4}") | {"patient": n % 3} for n in range(9)]
+    assert run_command(["check", *job(rows)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "9 of 9 records share their text with another" in shown
+    assert "column 'patient' looks like a person: 3 values in 9 records, up to 3 with" in shown
+    assert "proposal: data.unit=patient: if it names a person, one has up to 3 records" in shown
+    rows += [note("more") | {"patient": "0"}, note("yet more") | {"patient": "00"}]
+    assert run_command(["check", *job(rows, "data.unit=patient")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "4 units, at most 4 records of one; data.max_records_per_unit leaves 7 records" in shown
+    assert "2 names of units differ only in case, blanks, leading zeros or Unicode" in shown
+    assert "proposal" not in shown and NOTE not in shown
+
+
+@pytest.mark.parametrize("cell", ["", "NaN", None, "NULL", r"\N", "1.2E+11"])
+def test_a_row_without_a_unit_is_found(
+    job: Job, cell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [note(f"{n}") | {"patient": who} for n, who in enumerate([7, cell, 8, cell])]
+    assert run_command(["check", *job(rows, "data.unit=patient")]) == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"error: 2 x column 'patient' .* \(notes\.jsonl, row 2; notes\.jsonl, row 4\)", shown
+    ), shown

@@ -12,13 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dpray
 from dpray.cli import run_command
 from dpray.io.formats import FileFormat, Where
+from dpray.ledger.chain import check_name
 from dpray.starter import (
+    dataset_name,
     in_encoding,
     read_labels,
     starter,
@@ -163,7 +165,7 @@ def test_a_file_is_replaced_by_force_alone(
 
 
 def test_a_person_is_asked_for_the_rest() -> None:
-    replies: Iterator[str] = iter(["text", "Art", "500", "2", "aug_pe", "Größe,Alter"])
+    replies: Iterator[str] = iter(["text", "Art", "", "500", "2", "aug_pe", "Größe,Alter"])
     asked: list[str] = []
 
     def ask(question: str, default: str | None) -> str:
@@ -172,7 +174,7 @@ def test_a_person_is_asked_for_the_rest() -> None:
 
     file = semicolons(encoding="utf-8")
     values = starter_values(file, FileFormat(), NOTHING, False, ask)
-    assert len(asked) == 6 and next(replies, None) is None
+    assert len(asked) == 7 and next(replies, None) is None
     write_checked(Path("asked.yaml"), starter(values))
     config = dpray.load("asked.yaml")
     assert (config.data.labels, config.data.public_size) == (("Größe", "Alter"), 500)
@@ -181,7 +183,7 @@ def test_a_person_is_asked_for_the_rest() -> None:
 
 @pytest.mark.parametrize("answer", ["many", "["])
 def test_an_answer_that_is_no_number(answer: str) -> None:
-    replies = iter(["text", "", answer, "4", "aug_pe"])
+    replies = iter(["text", "", "", answer, "4", "aug_pe"])
     with pytest.raises(dpray.InputError, match="--public-size"):
         starter_values(semicolons(), FileFormat(), NOTHING, False, lambda *_: next(replies))
 
@@ -408,3 +410,108 @@ def test_labels_of_folders(folder: Path) -> None:
     (folder / "d" / "kind=x" / "2.csv").write_text("text\n")
     assert run_command(["init", "d", *NEEDED, "--label", "kind", "--look"]) == 0
     assert dpray.load("d.yaml").data.labels == ("a c", "b", "x")
+
+
+LETTERS = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/")
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.text(LETTERS, min_size=1, max_size=70).filter(lambda name: len(name.encode()) < 200))
+def test_whatever_the_file_is_called_the_configuration_loads(folder: Path, name: str) -> None:
+    """Or the name is refused, and nothing is written."""
+    file, made = folder / f"x{name}.jsonl", folder / "made.yaml"
+    made.unlink(missing_ok=True)
+    file.write_text('{"text": "Marlowe"}\n')
+    try:
+        code = run_command(["init", str(file), *NEEDED, "-o", str(made)])
+    finally:
+        file.unlink()
+    assert (code == 0) == made.exists()
+    if re.fullmatch(r"[\w .-]+", name):
+        assert code == 0
+    if code == 0:
+        config = dpray.load(made)
+        assert config.data.path == str(file)
+        assert check_name(config.privacy.dataset) == config.privacy.dataset
+
+
+RUNS = [
+    "Notizen M\u00e4rz", "\u6570\u636e", "Stra\u00dfe", "a b.c", "yes", "1e3", "~", "-", "null",
+    "caf\u00e9 (2)", "x" * 180, "\U0001f600", "o'hara", 'say "x"', "#1", "%20", "A&B=C",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_init_writes_is_planned_and_run(folder: Path, name: str) -> None:
+    lines = [
+        {"text": f"the invoice of caller {n % 5} is open", "label": "ab"[n % 2]} for n in range(24)
+    ]
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "words.txt").write_text("invoice\ncaller\nopen\nclosed\n")
+    options = [
+        "--label",
+        "label",
+        "--labels",
+        "a,b",
+        "--method",
+        "dp_kps",
+        "--vocabulary",
+        "words.txt",
+    ]
+    size = ["--public-size", "24", "--epsilon", "50"]
+    assert run_command(["init", str(file), *options, *size, "-o", "made.yaml"]) == 0
+    quick = (
+        "engine.kind=none", "runtime.ray_address=none", "method.vocabulary_size=3",
+        "method.sequence_length=2", "method.records=4",
+    )  # fmt: skip
+    config = dpray.load("made.yaml", *quick)
+    assert dpray.plan(config).cost.epsilon <= 50
+    assert len(dpray.run(config).records) == 4
+
+
+def test_names_that_lose_letters_stay_two_names() -> None:
+    names = ["\u6570\u636e", "\u8d44\u6599", "M\u00e4rz", "\u041c\u0430\u0440\u0442", "data"]
+    assert len({*map(dataset_name, names)}) == len(names)
+
+
+@pytest.mark.parametrize(
+    "name", ["Notizen M\u00e4rz", "a/b", "", "   ", "x" * 201, "a:b", "\u043e", "a\tb"]
+)
+def test_a_name_that_the_ledger_refuses_is_refused_when_it_is_read(folder: Path, name: str) -> None:
+    file = semicolons(encoding="utf-8")
+    assert run_command(["init", file, *NEEDED, "-o", "made.yaml"]) == 0
+    with pytest.raises(dpray.InputError, match=r"^privacy\.dataset: "):
+        dpray.load("made.yaml", f"privacy.dataset={json.dumps(name)}")
+    assert run_command(["init", file, *NEEDED, "-o", "other.yaml", "--dataset", name]) == 2
+    assert not (folder / "other.yaml").exists()
+
+
+def test_a_person_with_several_rows_is_asked_for(folder: Path) -> None:
+    (folder / "notes.csv").write_text("text,Kunde,date\nMarlowe,1,x\n")
+    asked: dict[str, str] = {}
+
+    def ask(question: str, default: str | None) -> str:
+        answers = {"person": "Kunde", "estimate": "40", "column of the text": "text"}
+        answer = next((a for words, a in answers.items() if words in question), default or "")
+        return asked.setdefault(question, answer)
+
+    values = starter_values("notes.csv", FileFormat(), NOTHING, False, ask)
+    [question] = [each for each in asked if "person" in each]
+    assert question.endswith("(perhaps Kunde)")
+    write_checked(Path("asked.yaml"), starter(values))
+    assert dpray.load("asked.yaml").data.unit == "Kunde"
+
+
+@pytest.mark.parametrize(
+    ("option", "unit"), [((), None), (("--no-unit",), None), (("--unit", "Art"), "Art")]
+)
+def test_the_unit_of_an_option(folder: Path, option: tuple[str, ...], unit: str | None) -> None:
+    file = semicolons(encoding="utf-8")
+    assert run_command(["init", file, *NEEDED, "-o", "made.yaml", *option]) == 0
+    assert dpray.load("made.yaml").data.unit == unit
+    assert ("unit: COLUMN" in Path("made.yaml").read_text(encoding="utf-8")) == (unit is None)
+    both = ["--unit", "Art", "--no-unit", "-o", "both.yaml"]
+    assert run_command(["init", file, *NEEDED, *both]) == 2

@@ -141,7 +141,10 @@ def test_another_budget_is_bad_input(url: str):
     create(url)
     error = create(url, "--epsilon", "5").exception
     assert isinstance(error, InputError)
-    assert str(error) == "data set 'clinic-notes' has another budget in the ledger already"
+    assert str(error) == (
+        "data set 'clinic-notes' has another budget in the ledger already: (eps 4, delta 1e-06) "
+        "per record, basic; `dpray ledger raise` makes it larger, on record"
+    )
 
 
 SHOW = """

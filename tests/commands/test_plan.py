@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dpray
 from dpray.accounting.composed_events import Composed, Parallel, SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import DiscreteLaplace, ExponentialMechanism, Gaussian
-from dpray.commands.plan import _mechanism_in_words
+from dpray.commands.plan import _mechanism_in_words, _person
+from dpray.methods.config import parse_config
+from dpray.runs.plan import group_delta
 
 
 def test_mechanisms_are_named_in_words() -> None:
@@ -20,3 +32,29 @@ def test_mechanisms_are_named_in_words() -> None:
     }.items():
         assert isinstance(event, Event)
         assert _mechanism_in_words(event.to_json()) == words
+
+
+@given(st.floats(1e-3, 20), st.floats(1e-12, 1e-2) | st.just(0.0), st.integers(1, 60))
+def test_the_delta_of_a_group_is_never_too_small(epsilon: float, delta: float, n: int) -> None:
+    exact = Fraction(delta) * sum(Fraction(math.exp(epsilon)) ** i for i in range(n))
+    found = group_delta(epsilon, delta, n)
+    assert found >= min(exact * (1 - Fraction(1, 10**6)), 1)
+    assert found == 1 or found <= exact * (1 + Fraction(1, 10**6))
+
+
+@pytest.mark.parametrize(
+    ("unit", "words"),
+    [
+        (None, "is protected record by record: (2, 3.7e-06)-DP with 2 records, no guarantee with"),
+        ("who", "is one unit, with at most 1 of its records; further ones are left out"),
+    ],
+)
+def test_a_plan_says_what_the_guarantee_is_for_a_person(
+    settings: Callable[..., dict[str, Any]], sequences: dict[str, Any], unit: str | None, words: str
+) -> None:
+    config = parse_config(
+        settings(
+            **sequences | {"privacy__epsilon": 1.0, "privacy__delta": 1e-6, "data__unit": unit}
+        )
+    )
+    assert words in _person(dpray.plan(config).summary())

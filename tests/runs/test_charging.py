@@ -4,6 +4,8 @@ DP-KPS, which runs two mechanisms and needs no model."""
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,12 +77,71 @@ def test_a_run_of_another_plan_loads_no_model(
         methods.run(other, build=lambda *_, **__: pytest.fail("loaded"))
 
 
-def test_an_unknown_data_set_of_a_ledger_that_exists_is_refused(
-    config: Callable[..., Config], ledger: Ledger
+def command_of(error: DprayError) -> list[str]:
+    """Return the words of the command that an error names."""
+    line = re.search(r"dpray (ledger .*?)(?=; nothing was|$)", str(error))
+    assert line is not None
+    return [word.replace("TEXT", "more data came in") for word in shlex.split(line[1])]
+
+
+@pytest.mark.parametrize("name", ["nots", "Note-s", "noets"])
+def test_a_name_that_is_probably_mistyped_is_refused_with_both_ways_on(
+    config: Callable[..., Config], ledger: Ledger, tmp_path: Path, records_file: Path, name: str
 ):
-    with pytest.raises(InputError, match=r"^privacy\.dataset: .*'nots'; it has 'notes' .*create"):
-        methods.run(config(privacy__dataset="nots"))
+    with pytest.raises(
+        InputError, match=r"^privacy\.dataset: .*; did you mean 'notes'\? "
+    ) as refused:
+        methods.run(config(privacy__dataset=name))
     assert kinds(ledger) == ["create"]
+    assert run_command(command_of(refused.value)) == 0
+    assert methods.run(config(privacy__dataset=name))["records"] == 8
+    assert ledger.verify() == []
+
+
+@pytest.mark.parametrize("name", ["letters", "notes 2", "2026 notes", "n"])
+def test_another_data_set_gets_its_budget_in_a_file_and_not_in_a_shared_database(
+    config: Callable[..., Config], ledger: Ledger, tmp_path: Path, name: str, url: str
+):
+    new = config(privacy__dataset=name, privacy__epsilon=9.0)
+    if not url.startswith("sqlite"):
+        with pytest.raises(InputError, match="it has 'notes'; to make one: ") as refused:
+            methods.run(new)
+        assert run_command(command_of(refused.value)) == 0
+    found = methods.run(new)["ledger"]
+    assert found["dataset"] == name
+    assert found["budget"] == {"epsilon": 9.0, "delta": 1e-5}
+    assert found["made_by_this_run"] is False
+    assert found["budget_by_this_run"] is url.startswith("sqlite")
+    # The same records have this one budget, whatever name is tried next.
+    again = elsewhere(tmp_path, "again", privacy__dataset="other")
+    with pytest.raises(InputError, match=f"as '{name}'|no data set 'other'"):
+        methods.run(config(**again))
+    assert "other" not in ledger.names()
+    assert ledger.verify() == []
+
+
+def test_a_second_run_of_the_same_configuration_follows_the_way_on(
+    config: Callable[..., Config], tmp_path: Path, url: str
+):
+    """The first run spends its delta and little of its epsilon: then delta is what refuses."""
+    Ledger.create_or_open(url)
+    cheap = {"method__epsilon_vocabulary": 0.5, "method__epsilon_kde": 0.5}
+    first = config(**cheap)
+    if not url.startswith("sqlite"):
+        with pytest.raises(InputError) as unknown:
+            methods.run(first)
+        assert run_command(command_of(unknown.value)) == 0
+    assert methods.run(first)["ledger"]["left"]["delta"] == 0
+    second = config(**elsewhere(tmp_path, "second", **cheap))
+    with pytest.raises(BudgetRefused) as refused:
+        methods.run(second)
+    assert "--epsilon 8 --delta 2e-05 --reason TEXT" in str(refused.value)
+    assert run_command(command_of(refused.value)) == 0
+    report = methods.run(second)
+    assert report["ledger"]["budget"] == {"epsilon": 8.0, "delta": 2e-5}
+    [shown] = Ledger.open(url).show()["datasets"]
+    assert [each["reason"] for each in shown["raises"]] == ["more data came in"]
+    assert Ledger.open(url).verify() == []
 
 
 @pytest.mark.parametrize("key", ["text", "label", "unit"])
@@ -99,28 +160,21 @@ def test_a_mistyped_column_is_told_before_the_charge(
 def test_a_run_that_made_its_ledger_and_was_cut_off_goes_on(
     config: Callable[..., Config], url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """It is cut off before it makes the data set, and before it is charged."""
+    """It is cut off before it makes the data set, which it does with the charge."""
 
-    def stop(*_: Any) -> None:
+    def stop(*_: Any, **__: Any) -> None:
         raise DprayError("cut off")
 
-    for name in ("create_dataset", "reserve"):
-        with monkeypatch.context() as patch:
-            patch.setattr(Ledger, name, stop)
-            with pytest.raises(DprayError, match="cut off"):
-                methods.run(config())
-        assert "reserve" not in kinds(Ledger.open(url))
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "reserve", stop)
+        with pytest.raises(DprayError, match="cut off"):
+            methods.run(config())
+    assert Ledger.open(url).names() == []
     report = methods.run(config())
     assert report["ledger"]["made_by_this_run"] is True
-    assert report["ledger"]["left"]["epsilon"] == 0
-
-
-def test_an_empty_ledger_that_somebody_else_made_gets_no_data_set(
-    config: Callable[..., Config], url: str
-):
-    Ledger.create_or_open(url)
-    with pytest.raises(InputError, match=r"no data set 'notes'; it has none"):
-        methods.run(config())
+    assert report["ledger"]["budget_by_this_run"] is True
+    assert report["ledger"]["budget"] == {"epsilon": 8.0, "delta": 1e-5}
+    assert report["ledger"]["spent"]["epsilon"] == report["epsilon"]
 
 
 def test_the_same_file_under_another_name_is_refused_and_charged_nothing(
@@ -197,6 +251,21 @@ def test_changed_records_of_a_run_that_began_are_not_bound(
     with pytest.raises(InputError, match="the records have changed"):
         methods.run(run)
     assert kinds(ledger).count("data") == 1
+
+
+def test_a_run_that_named_its_units_in_another_way_is_not_resumed(
+    config: Callable[..., Config], cut_off: Callable[..., None], tmp_path: Path
+):
+    """As a version did to which 101.0 was not 101: a unit would fall into two batches."""
+    run = config(privacy__ledger=f"sqlite:///{tmp_path}/new.db", data__unit="text")
+    cut_off(run, "total_sums")
+    file = tmp_path / "out" / "run.json"
+    before = file.read_text()
+    file.write_text(json.dumps({k: v for k, v in json.loads(before).items() if k != "unit_names"}))
+    with pytest.raises(InputError, match=r"named the units of data\.unit in another way"):
+        methods.run(run)
+    file.write_text(before)
+    assert methods.run(run)["records"] == 8
 
 
 def test_a_report_names_the_runs_last_entry(

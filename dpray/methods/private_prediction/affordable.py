@@ -210,18 +210,18 @@ def largest_affordable(plan_of: Callable[[int], P], most: int, what: str) -> P:
     Raises InputError if 1, which is `what`, costs more."""
     least = plan_of(1)
     privacy = least.config.privacy
-    try:
-        number = calibrate(
-            lambda number: plan_of(int(number)).dp_event,
-            privacy.epsilon,
-            privacy.delta,
-            bracket=(1, max(most, 2)),
-            increasing=True,
-            integer=True,
-        )
-    except ValueError:
+    # Asked first: a search would come to 1 last.
+    if least.cost.epsilon > privacy.epsilon:
         raise InputError(
             f"privacy.epsilon: {privacy.epsilon:g} does not pay for {what}, which costs "
             f"{least.cost.epsilon:.4f}; a larger method.batch_size or method.temperature is needed"
-        ) from None
+        )
+    number = calibrate(
+        lambda number: plan_of(int(number)).dp_event,
+        privacy.epsilon,
+        privacy.delta,
+        bracket=(1, max(most, 2)),
+        increasing=True,
+        integer=True,
+    )
     return plan_of(int(number))

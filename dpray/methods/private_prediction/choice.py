@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -74,19 +75,24 @@ def _reason(settings: PrivatePredictionSettings, best: PrivatePredictionPlan, re
 def affords(base: PrivatePredictionPlan, texts: int) -> bool:
     """Return whether epsilon pays for `texts` texts, with any kind of batches that may be chosen.
 
-    For Poisson batches this evaluates the cost once; the largest affordable number takes dozens of
-    evaluations.
+    This evaluates the cost once for each kind of batches; the largest affordable number takes
+    dozens of evaluations.
     """
     for changes in (
         {"batches": "disjoint", "texts": None, "max_records": texts},
         {"batches": "poisson", "texts": texts, "max_records": None},
     ):
-        if base.settings.batches in (changes["batches"], "auto"):
-            settings = base.settings.model_copy(update=changes)
-            with suppress(InputError):
-                plan = with_batches(replace(base, settings=settings))
-                if plan.whole_texts >= texts and plan.cost.epsilon <= base.config.privacy.epsilon:
-                    return True
+        if base.settings.batches not in (changes["batches"], "auto"):
+            continue
+        settings = base.settings.model_copy(update=changes)
+        if changes["batches"] == "disjoint" and settings.private_tokens is None:
+            batches = replace(base, settings=settings).batches.num_batches
+            tokens = math.ceil(texts / batches) * base.private_tokens_of_a_text
+            settings = settings.model_copy(update={"private_tokens": tokens})
+        with suppress(InputError):
+            plan = with_batches(replace(base, settings=settings))
+            if plan.whole_texts >= texts and plan.cost.epsilon <= base.config.privacy.epsilon:
+                return True
     return False
 
 
