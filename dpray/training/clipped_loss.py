@@ -212,18 +212,17 @@ class PerExampleLoss(nn.Module):
         weight_B = _weights(norms_B, clip_norm / (1.0 + PASS_ROUNDING[self.precision]))
         batch = batch.with_dummies(weight_B == 0)
 
-        def weighted_losses() -> torch.Tensor:
-            losses_B = run(batch.ids, batch.mask, batch.labels)
-            self.own_losses_B = None
-            return scale * (weight_B * losses_B)
+        def rehearsed() -> torch.Tensor:
+            return scale * (weight_B * self._own_losses(batch, run))
 
-        too_long_B = ~(self.ghost.record(weighted_losses).norms() <= scale * clip_norm)
+        too_long_B = ~(self.ghost.record(rehearsed).norms() <= scale * clip_norm)
+        self.own_losses_B = None
         weight_B = weight_B.masked_fill(too_long_B, 0.0)
         batch = batch.with_dummies(too_long_B)
         with self.ghost.recording() as added:
-            losses_B = weighted_losses()
-            added.losses = losses_B.detach()
-            yield losses_B.sum()
+            losses_B = run(batch.ids, batch.mask, batch.labels)
+            added.losses, self.own_losses_B = losses_B.detach(), None
+            yield scale * (weight_B * losses_B).sum()
         if not (added.norms() <= scale * clip_norm).all():
             raise DprayError(
                 "a clipped gradient was longer than method.clip_norm: the device computed the same "
@@ -236,17 +235,18 @@ class PerExampleLoss(nn.Module):
         if self.training:
             raise ValueError("dropout has to be off (eval): the norm is one model's")
 
-        def own_losses() -> torch.Tensor:
-            forward(batch.ids, batch.mask, batch.labels)
-            if self.own_losses_B is None:
-                raise ValueError("`forward` has to run this module")
-            return self.own_losses_B
-
-        recorded = self.ghost.record(own_losses)
+        recorded = self.ghost.record(lambda: self._own_losses(batch, forward))
         self.own_losses_B = None  # and with it this pass's graph
         norms_B = recorded.norms()
         usable_B = torch.isfinite(recorded.losses) & torch.isfinite(norms_B)
         return torch.where(usable_B, norms_B, torch.inf), recorded
+
+    def _own_losses(self, batch: MicroBatch, forward: Forward) -> torch.Tensor:
+        """Run the module by `forward`; return the losses that an engine has not hooked."""
+        forward(batch.ids, batch.mask, batch.labels)
+        if self.own_losses_B is None:
+            raise ValueError("`forward` has to run this module")
+        return self.own_losses_B
 
 
 def _weights(norms_B: torch.Tensor, clip_to: float) -> torch.Tensor:
