@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -103,6 +104,18 @@ def row_variation(engine: Engine, rows: int, longest: int = 0) -> float:
     return max(changes, default=0.0)
 
 
+_measured: WeakKeyDictionary[Engine, dict[tuple[int, int], float]] = WeakKeyDictionary()
+
+
+def row_variation_once(engine: Engine, rows: int, longest: int) -> float:
+    """Return the engine's `row_variation`, measured at the first call: an engine is tried before
+    the charge, and may decode after it."""
+    found = _measured.setdefault(engine, {})
+    if (rows, longest) not in found:
+        found[rows, longest] = row_variation(engine, rows, longest)
+    return found[rows, longest]
+
+
 def refuse_dependence(variation: float, share: float, dtype: str, exact: bool = False) -> None:
     """Raise InputError for a `row_variation` with which the sensitivity c / s does not hold: one
     that moves a batch's average by more than `LARGEST_SHARE` of it. `share` is what it does to this
@@ -113,18 +126,18 @@ def refuse_dependence(variation: float, share: float, dtype: str, exact: bool = 
     if exact and variation > 0.0:
         raise InputError(
             f"engine.model: the logits of a row moved by up to {variation:.1e} with the other rows "
-            "of its forward pass, by kernels that vLLM calls invariant to the batch. Nothing was "
-            "drawn: with method.candidates or method.public_gate public logits decide which tokens "
-            "may be drawn, and no private row may move a bit of them. In the same folder the "
-            "charge pays for engine.kind transformers, or for a model that is not quantised"
+            "of its forward pass, by kernels that vLLM calls invariant to the batch. With "
+            "method.candidates or method.public_gate public logits decide which tokens may be "
+            "drawn, and no private row may move a bit of them: take engine.kind transformers, or a "
+            "model that is not quantised"
         )
     if share > LARGEST_SHARE:
         raise InputError(
             f"engine.model: the logits of a row moved by up to {variation:.1e} with the other rows "
             f"of its forward pass, in {dtype}: all rows of a batch together by {share:.2g} times "
-            f"what one record moves it, where {LARGEST_SHARE:g} is allowed. Nothing was drawn: the "
-            "sensitivity c / s does not hold. In the same folder the charge pays for engine.dtype "
-            "float32, another model, engine.kind vllm, or a smaller method.max_prompt_tokens"
+            f"what one record moves it, where {LARGEST_SHARE:g} is allowed: the sensitivity c / s "
+            "does not hold. Take engine.dtype float32, another model, engine.kind vllm, or a smaller "
+            "method.max_prompt_tokens"
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
-from dpray.io.columns import column_of, is_empty, match_label, plain_value, value_name
+from dpray.io.columns import column_of, is_empty, match_label, value_name
 from dpray.io.file_list import file_digest, list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, numbered, read_piece

@@ -28,6 +28,7 @@ from dpray.mechanisms.votes import VoteHistogram, count_votes
 from dpray.types import InputError
 from dpray.workers.cluster import never_repeated, own_errors
 from dpray.workers.engine import hide_other_gpus, try_to_load
+from dpray.workers.engine_pool import on_pool
 from dpray.workers.failures import without_words
 from dpray.workers.rows import CHUNK, Row, local_rows, ray_rows, record_rows
 
@@ -178,6 +179,11 @@ class Voters:
             self._parts[label] = [private_MD]
             counts[label] = count_votes(private_MD, of_label_ND)
         return counts
+
+
+def voters_gpus(config: Config) -> float:
+    """Return the GPUs of a voter on Ray. Engines, if there are any, get them: they work more."""
+    return 0.0 if on_pool(config) else config.runtime.gpus_per_actor or 0.0
 
 
 def check_voters(config: Config, gpus: float = 0.0) -> None:

@@ -154,7 +154,7 @@ def test_rows_that_round_by_more_than_their_batch_allows_are_refused(
 ) -> None:
     small = {"method__clip_bound": 1e-5, "method__temperature": 1e-5}
     run = config(**small, method__max_records=12)
-    with pytest.raises(InputError, match=r"in float32: all rows of a batch .* Nothing was drawn"):
+    with pytest.raises(InputError, match=r"float32: all rows of a batch .*; nothing was charged"):
         release(run)
 
 

@@ -31,8 +31,6 @@ from dpray.runs.plan import (
     resolved_noise_multiplier,
     within_epsilon,
 )
-from dpray.workers.engine_pool import on_pool
-from dpray.workers.shards import check_voters
 
 ITERATIONS = (10, 8, 6, 5, 4, 3, 2, 1)
 VARIATIONS = (7, 4, 2)
@@ -62,6 +60,9 @@ class AugPePlan(Plan):
         return AugPe(settings, records, self.votes)
 
     def check_embedder(self) -> None:
+        # Late: it imports Ray, and a plan needs none.
+        from dpray.workers.shards import check_voters, voters_gpus
+
         check_voters(self.config, voters_gpus(self.config))
 
     def try_engine(self, engine: Engine) -> None:
@@ -132,11 +133,6 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
         return AugPePlan(config, proportions, settings, None, prompts, schema)
     plan = AugPePlan(config, proportions, settings, votes(z), prompts, schema)
     return within_epsilon(plan, z)
-
-
-def voters_gpus(config: Config) -> float:
-    """Return the GPUs of a voter on Ray. Engines, if there are any, get them: they work more."""
-    return 0.0 if on_pool(config) else config.runtime.gpus_per_actor or 0.0
 
 
 def prompts_of(config: Config, settings: AugPeSettings) -> VariationPrompts:

@@ -18,11 +18,11 @@ from dpray.config.config import Config
 from dpray.engines.requests import Ask
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
-from dpray.methods.aug_pe.plan import AugPePlan, voters_gpus
+from dpray.methods.aug_pe.plan import AugPePlan
 from dpray.runs.session import Release, Session
 from dpray.types import Progress
 from dpray.workers.engine_pool import on_pool
-from dpray.workers.shards import Embeddings, Shards, Vote, Voters, embedded
+from dpray.workers.shards import Embeddings, Shards, Vote, Voters, embedded, voters_gpus
 
 AugPeSession = Session[AugPePlan]
 

@@ -9,9 +9,7 @@ from uuid import uuid4
 
 from dpray.engines.base import Engine, EngineError, failure_name
 from dpray.engines.forms import forced_tokens
-from dpray.engines.row_variation import refuse_dependence, row_variation
 from dpray.ledger.protocol import RunLedger
-from dpray.methods.private_prediction.affordable import longest_frame
 from dpray.methods.private_prediction.algorithm import Batch, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import encode_private, shown_examples
@@ -87,25 +85,11 @@ class BatchDecoder:
         self.worker_id = f"{attempt_id}.{uuid4().hex[:16]}"
         self.engine = engine = load()
         self._room = engine.context_length - plan.method.max_tokens
-        # With public prompts, before a private one is here.
         try:
-            mechanism, shares = plan.method.mechanism, engine.shares_public_pass
-            moved = row_variation(engine, mechanism.batch_size, self._longest_row())
-            share = mechanism.share_of_rounding(moved, shares)
-            exact = plan.public_decides and shares
-            refuse_dependence(moved, share, plan.config.engine.dtype, exact)
-            self._row_variation = moved
+            self._row_variation = plan.row_variation(engine)
         except BaseException:
             engine.close()  # the next attempt's engine needs its memory
             raise
-
-    def _longest_row(self) -> int:
-        """Return the most tokens of a row, its prompt and what is drawn: a public number."""
-        plan, engine = self.plan, self.engine
-        labels = [label for label, count in plan.batches.batches_per_label.items() if count]
-        context, drawn = engine.context_length, plan.method.max_tokens
-        framed = longest_frame(plan.template, labels, engine, context, drawn)
-        return min(context, framed + plan.settings.max_prompt_tokens + drawn)
 
     def work(self, tasks: Iterable[Iterable[Row]]) -> Generator[Outcome]:
         """Yield one outcome per batch, as soon as it is whole: `{batch, examples, private_tokens,

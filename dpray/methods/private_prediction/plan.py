@@ -13,7 +13,7 @@ from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.forms import forced_tokens, most_free_tokens
-from dpray.engines.row_variation import rounding_warnings
+from dpray.engines.row_variation import refuse_dependence, rounding_warnings, row_variation_once
 from dpray.engines.schema import Form, read_schema
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm_model import context_of
@@ -201,14 +201,34 @@ class PrivatePredictionPlan(Plan):
         return super().loader(build, public_alone=self.public_decides, group=group)
 
     def try_engine(self, engine: Engine) -> None:
-        labels = [label for label, batches in self.batches.batches_per_label.items() if batches]
-        context, drawn = engine.context_length, self.settings.max_tokens
         # Where the plan is made, the model's files may not be.
-        longest_frame(self.template, labels, engine, context, drawn)
+        self._longest_frame(engine)
         if self.form is not None:
-            forced_tokens(self.form, drawn)
-        for label in labels:
-            check_shown(engine, self.template.of_batch(label, ""), label, context - drawn)
+            forced_tokens(self.form, self.settings.max_tokens)
+        for label in self._decoded_labels:
+            template = self.template.of_batch(label, "")
+            check_shown(engine, template, label, engine.context_length - self.settings.max_tokens)
+        self.row_variation(engine)
+
+    def row_variation(self, engine: Engine) -> float:
+        """Return how far an engine's rows move each other, measured with public prompts
+        (`dpray.engines.row_variation`). Raises InputError if that is too far for this mechanism."""
+        mechanism, shares = self.method.mechanism, engine.shares_public_pass
+        drawn, most = self.method.max_tokens, self.settings.max_prompt_tokens
+        longest = min(engine.context_length, self._longest_frame(engine) + most + drawn)
+        moved = row_variation_once(engine, mechanism.batch_size, longest)
+        share = mechanism.share_of_rounding(moved, shares)
+        dtype, exact = self.config.engine.dtype, self.public_decides and shares
+        refuse_dependence(moved, share, dtype, exact)
+        return moved
+
+    def _longest_frame(self, engine: Engine) -> int:
+        context, drawn = engine.context_length, self.settings.max_tokens
+        return longest_frame(self.template, self._decoded_labels, engine, context, drawn)
+
+    @property
+    def _decoded_labels(self) -> list[str]:
+        return [label for label, batches in self.batches.batches_per_label.items() if batches]
 
     @property
     def fewest_records(self) -> int:

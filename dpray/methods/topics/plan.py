@@ -17,7 +17,6 @@ from dpray.methods.topics.settings import TopicsSettings
 from dpray.runs.plan import Plan, resolved_noise_multiplier, within_epsilon
 from dpray.types import InputError
 from dpray.workers.rows import Row, record_rows
-from dpray.workers.shards import check_voters
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,8 @@ class TopicsPlan(Plan):
         return self.settings.threshold * self.votes.noise_std
 
     def check_embedder(self) -> None:
+        from dpray.workers.shards import check_voters  # late: it imports Ray, and a plan needs none
+
         check_voters(self.config)
 
     def audit_targets(self) -> Iterator[Target]:

@@ -18,6 +18,7 @@ from ray.exceptions import OutOfMemoryError as EndedByRay
 
 from dpray import registry as methods
 from dpray.config.config import Config, EngineConfig
+from dpray.engines import row_variation
 from dpray.engines.base import (
     BROKEN,
     DeviceLost,
@@ -36,7 +37,6 @@ from dpray.engines.base import (
 from dpray.engines.row_variation import LONGER
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
-from dpray.methods.private_prediction import decoder
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import MOST_COPIES, bound_copies
 from dpray.types import DprayError, InputError, Resumable, RunFailed
@@ -120,7 +120,7 @@ def test_a_run_that_has_lost_its_configuration_does_not_go_on_with_another(
     assert run(made, Faulty(engine)) == report
 
 
-def test_a_model_that_is_refused_at_its_start_leaves_the_charge_to_another(
+def test_a_model_whose_rows_move_each_other_is_refused_before_the_charge(
     config: Callable[..., Config],
     engine: Engine,
     model_folder: str,
@@ -129,15 +129,12 @@ def test_a_model_that_is_refused_at_its_start_leaves_the_charge_to_another(
 ) -> None:
     made = config()
     with monkeypatch.context() as patched:
-        patched.setattr(decoder, "row_variation", lambda *_: 1.0)
-        with pytest.raises(InputError, match="Nothing was drawn"):
+        patched.setattr(row_variation, "row_variation", lambda *_: 1.0)
+        with pytest.raises(InputError, match=r"c / s does not hold.*nothing was charged"):
             run(made, Faulty(engine))
-    assert not (Path(made.output.path) / "synthetic.jsonl").exists()
+    assert not Path(made.privacy.ledger.removeprefix("sqlite:///")).exists()
     other = copytree(model_folder, tmp_path / "another model")
     run(config(engine__model=str(other)), Faulty(engine))
-    ledger = Ledger.open(made.privacy.ledger)
-    assert [row["kind"] for row in ledger.export()].count("reserve") == 1
-    ledger.close()
 
 
 def test_an_engine_that_raises_once_costs_its_unfinished_batches_a_repetition(
@@ -171,8 +168,11 @@ def test_an_engine_whose_test_fails_is_closed_before_the_next_one_is_loaded(
         def close(self) -> None:
             held.pop()
 
-    report = run(config(), FailsItsTest(engine, [DeviceLost("the GPU is gone")]))
-    assert report["batches"]["published"] == 12 and not held
+    faulty = FailsItsTest(engine, [DeviceLost("the GPU is gone")])
+    with pytest.raises(InputError, match=r"the GPU is gone; nothing was charged"):
+        run(config(), faulty)
+    assert not held
+    assert run(config(), faulty)["batches"]["published"] == 12 and not held
 
 
 def test_an_engine_that_fails_each_time_ends_the_run_for_now(
