@@ -136,8 +136,8 @@ def refuse_dependence(variation: float, share: float, dtype: str, exact: bool = 
             f"engine.model: the logits of a row moved by up to {variation:.1e} with the other rows "
             f"of its forward pass, in {dtype}: all rows of a batch together by {share:.2g} times "
             f"what one record moves it, where {LARGEST_SHARE:g} is allowed: the sensitivity c / s "
-            "does not hold. Take engine.dtype float32, another model, engine.kind vllm, or a smaller "
-            "method.max_prompt_tokens"
+            "does not hold. Take engine.dtype float32, another model, engine.kind vllm or a "
+            "smaller method.max_prompt_tokens"
         )
 
 
