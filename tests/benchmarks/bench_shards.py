@@ -97,7 +97,7 @@ class Stub:
         return 1000
 
     def encode(self, prompt: Any) -> tuple[int, ...]:
-        return (1, 2)
+        return (1, 2 + len(prompt.user))
 
     def truncate(self, text: str, max_tokens: int) -> str:
         return text[:max_tokens]

@@ -14,9 +14,8 @@ from safetensors.torch import load_file, save_file
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, SelectorSpec
 from dpray.engines.quantised import refuse_shared_scales, works_by_rows
-from dpray.engines.row_variation import refuse_dependence, row_variation
+from dpray.engines.row_variation import row_variation
 from dpray.engines.transformers import TransformersEngine
-from dpray.methods.private_prediction.token import PrivateToken
 from dpray.training.model import load_loss
 from dpray.training.settings import TrainingSettings
 from dpray.types import InputError
@@ -59,15 +58,13 @@ def quantised_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_such_a_record_moves_the_rows_of_others_and_public_prompts_do_not_show_it(
+def test_such_a_record_moves_the_rows_of_others_far_more_than_public_prompts_show(
     quantised_folder: Path,
 ) -> None:
     pytest.importorskip("compressed_tensors", reason="vllm brings it")
     section = EngineConfig(kind="transformers", model=str(quantised_folder), dtype="float32")
     engine = TransformersEngine(section, device="cpu", group=(16, 64))
-    mechanism = PrivateToken(24, 1, "dclip", 3.0, 1.0, 1.0)
-    moved = row_variation(engine, 24, 200)
-    refuse_dependence(moved, mechanism.share_of_rounding(moved, False), "float32")
+    assert row_variation(engine, 24, 200) < 0.2
     rng = random.Random(1)
     prompts = [tuple(rng.choices(range(3, HOT), k=20)) for _ in range(9)]
 

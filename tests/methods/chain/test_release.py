@@ -180,8 +180,9 @@ def test_terms_are_in_the_private_and_public_prompts_of_a_batch(
     asked = [prompt for prompt in watched.encoded if "contains these words" in prompt]
     private = [prompt for prompt in asked if "Marlowe" in prompt]
     public = [prompt for prompt in asked if "<text of the kind" in prompt]
-    # One for each batch; before them two for each label, to find the longest.
-    assert private and len(public) == 6 + 2 * len(OF_LABEL)
+    # One for each batch; before them two for each label, to find the longest: twice in the trial
+    # before the charge, and where batches are decoded.
+    assert private and len(public) == 6 + 3 * 2 * len(OF_LABEL)
 
     def terms(prompts: list[str]) -> set[str]:
         return {prompt.split("these words: ")[1] for prompt in prompts}
