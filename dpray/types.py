@@ -184,6 +184,12 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f" (did you mean '{plain[near[0]]}'?)" if near else ""
 
 
+def is_interruption(error: BaseException) -> bool:
+    """Return whether this ends the work from outside. Nothing else does, not even what is no
+    `Exception`: a library in Rust raises that when it panics, as a tokenizer may at a text."""
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
 def first_line(error: BaseException | None) -> str:
     """Return the first line of an error's message, or its class if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

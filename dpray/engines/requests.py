@@ -65,7 +65,9 @@ def written(answer: str, asked: Request) -> str:
     if asked.sampling.schema is not None or isinstance(asked.prompt, PlainPrompt):
         return answer
     # Some chat templates open the thoughts, so that an answer only closes them.
-    text = re.split(_CLOSED, _THOUGHTS.sub("", answer))[-1]
+    # Behind the last closing there is no thought with an end: each opening would be sought one.
+    end = max((each.end() for each in re.finditer(_CLOSED, answer)), default=0)
+    text = re.split(_CLOSED, _THOUGHTS.sub("", answer[:end]) + answer[end:])[-1]
     return "" if re.search(_OPENED, text) or not text.strip() else text
 
 

@@ -24,7 +24,7 @@ from dpray.engines.model_path import resolve_model
 from dpray.engines.schema import Schema
 from dpray.engines.silence import silence_models
 from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask, fitted
-from dpray.types import InputError, valid_unicode
+from dpray.types import InputError, is_interruption, valid_unicode
 
 STAND_IN = "thewordsofthisrequest"
 
@@ -285,7 +285,9 @@ class TextCodec:
                 return_offsets_mapping=True,
                 verbose=False,
             )
-        except Exception:  # as for a character without a token, if there is none for unknown ones
+        except BaseException as error:  # as for a character that has no token
+            if is_interruption(error):
+                raise
             return {"input_ids": [], "offset_mapping": []}
         return found
 

@@ -15,7 +15,14 @@ from dpray.engines.base import EngineError
 from dpray.io.files import disk_is_full
 from dpray.runs.session import Release, Session
 from dpray.runs.standing import DISK_FULL
-from dpray.types import DprayError, LedgerConflict, Resumable, RunFailed, first_line
+from dpray.types import (
+    DprayError,
+    LedgerConflict,
+    Resumable,
+    RunFailed,
+    first_line,
+    is_interruption,
+)
 from dpray.workers import cluster
 from dpray.workers.failures import WorkerError
 
@@ -48,7 +55,7 @@ def _end_of_run(session: Session[Any], number: int, error: BaseException) -> Dpr
     """Return the error that ends the run after an attempt failed with `error`; None for a loss that
     another attempt makes good."""
     # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
-    if not isinstance(error, Exception):
+    if is_interruption(error):
         return Resumable("interrupted")
     if isinstance(error, LedgerConflict) and session.ledger.counts(session.run_id)["committed"]:
         return RunFailed(
@@ -74,7 +81,7 @@ def _end_of_run(session: Session[Any], number: int, error: BaseException) -> Dpr
     return None
 
 
-def _ended_between_draws(error: Exception) -> DprayError:
+def _ended_between_draws(error: BaseException) -> DprayError:
     """Return the error of a run that stopped while nothing was being drawn: it can go on."""
     if disk_is_full(error):
         return Resumable(DISK_FULL)
@@ -90,7 +97,7 @@ def _committed(session: Session[Any]) -> Callable[[str], bool]:
     return shas.__contains__
 
 
-def _record_failures(session: Session[Any], error: Exception) -> list[str]:
+def _record_failures(session: Session[Any], error: BaseException) -> list[str]:
     """Record as failed what this attempt had begun and not published when `error` ended it. Return
     the units of the run that have failed.
 
@@ -108,7 +115,7 @@ def _record_failures(session: Session[Any], error: Exception) -> list[str]:
     return [unit for unit, _ in ledger.failed(run_id)]
 
 
-def _what_stopped(error: Exception) -> str:
+def _what_stopped(error: BaseException) -> str:
     """Describe an error of dpray's own code or of a library without its words."""
     if cluster.ended_for_memory(error):
         return "Ray ended a process of the run because its machine was low on memory"

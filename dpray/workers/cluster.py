@@ -17,7 +17,14 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.base import may_be_repeated
-from dpray.types import BudgetRefused, DprayError, InputError, LedgerError, Resumable
+from dpray.types import (
+    BudgetRefused,
+    DprayError,
+    InputError,
+    LedgerError,
+    Resumable,
+    is_interruption,
+)
 
 E = TypeVar("E", bound=BaseException)
 
@@ -175,7 +182,7 @@ class EndedForMemory(Exception):
         self.worker_ids = worker_ids
 
 
-def reason_to_repeat(error: Exception) -> str | None:
+def reason_to_repeat(error: BaseException) -> str | None:
     """Return why what was being drawn may be drawn again at no cost; None if it may not.
 
     This is the whole list: a machine or a process was lost, a device has an error of the hardware,
@@ -195,7 +202,7 @@ ledger cannot be reached or refuses."""
 def is_own_failure(error: BaseException) -> bool:
     """Return whether a mechanism that raised this has failed by itself, and may never run again.
     An interruption is no error."""
-    if not isinstance(error, Exception) or isinstance(error, OUTSIDE):
+    if is_interruption(error) or isinstance(error, OUTSIDE):
         return False
     return reason_to_repeat(error) is None
 

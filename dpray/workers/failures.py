@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dpray.engines.base import EngineError
-from dpray.types import DprayError
+from dpray.types import DprayError, is_interruption
 
 
 class WorkerError(Exception):
@@ -29,5 +29,7 @@ def without_words() -> Iterator[None]:
     except OSError as error:
         number = error.errno or 0
         raise OSError(number, os.strerror(number)) from None
-    except Exception as error:
+    except BaseException as error:
+        if is_interruption(error):
+            raise
         raise WorkerError(type(error).__name__) from None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +71,14 @@ def test_thoughts_are_no_part_of_a_text(opened: str, closed: str, thought: str, 
     assert written(f"{text}{opened}{thought}{closed}", ASKED) in (text, "")
     for unclosed in (f"{opened}{thought}", f"{text}{opened}{thought}"):
         assert written(unclosed, ASKED) == ""
+
+
+@pytest.mark.parametrize("opened", ["<think>", "[THINK]", "</think><think>"])
+def test_an_answer_of_opened_thoughts_takes_no_time(opened: str) -> None:
+    """A model that repeats itself, or an endpoint, may write as many as an answer has room for."""
+    began = time.monotonic()
+    assert written(opened * 200_000, ASKED) == ""
+    assert time.monotonic() - began < 20
 
 
 def test_what_has_a_form_or_goes_on_a_plain_text_has_no_thoughts() -> None:

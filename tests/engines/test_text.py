@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dpray.engines.base import EngineError, PlainPrompt, Prompt
@@ -178,6 +178,28 @@ def test_a_lone_surrogate_is_no_error(codec: TextCodec) -> None:
     text = "the \ud800 patient " * 20
     assert codec.encode(Prompt(text))
     assert text.startswith(codec.truncate(text, 10))
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=texts)
+def test_a_text_that_a_tokenizer_panics_at_is_refused_by_itself(
+    model_folder: str, text: str
+) -> None:
+    """A panic of a library in Rust is no `Exception`."""
+    panics = TextCodec(model_folder, None)
+    odd = normalizers.Replace(Regex("(?=~)"), "é")  # a match of no character
+    panics.tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [odd, normalizers.Lowercase()]
+    )
+    hostile = f"~{text}"
+    with pytest.raises(BaseException, match="index out of bounds") as panicked:
+        panics.tokenizer(hostile)
+    assert not isinstance(panicked.value, Exception)
+    assert panics.ids(hostile) == []
+    assert panics.encode(Prompt(hostile, "came"))
+    assert panics.encode(PlainPrompt(hostile)) == (1,)
+    assert hostile.startswith(panics.truncate(hostile, 3))
+    assert panics.encode(Prompt("the patient")) == panics.encode(Prompt("THE patient"))
 
 
 def test_ended(codec: TextCodec) -> None:

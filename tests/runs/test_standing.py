@@ -75,6 +75,7 @@ AFTER = [
     (KeyboardInterrupt(), 4, GOES_ON),
     (SystemExit(143), 4, GOES_ON),
     (UNEXPECTED, 1, GOES_ON),
+    (type("PanicException", (BaseException,), {})("Marlowe"), 1, GOES_ON),
     (RunFailed("votes failed with KeyError"), 1, SPENT),
 ]
 

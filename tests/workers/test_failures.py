@@ -66,6 +66,14 @@ def test_the_name_of_an_error_is_all_that_a_worker_tells(
     assert WORD.encode() not in pickle.dumps(caught.value)
 
 
+def test_a_panic_of_a_library_in_rust_has_only_its_name() -> None:
+    """It is no `Exception`, and would end the process: a lost one has its work repeated."""
+    with pytest.raises(WorkerError, match=r"^PanicException$"), without_words():
+        raise type("PanicException", (BaseException,), {})(WORD)
+    with pytest.raises(SystemExit), without_words():
+        raise SystemExit
+
+
 def test_an_error_of_the_system_keeps_its_number() -> None:
     with pytest.raises(OSError) as caught, without_words():
         raise OSError(errno.ENOSPC, f"no space for {WORD}", f"/tmp/{WORD}")

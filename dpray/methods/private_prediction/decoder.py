@@ -13,7 +13,7 @@ from dpray.ledger.protocol import RunLedger
 from dpray.methods.private_prediction.algorithm import Batch, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import encode_private, shown_examples
-from dpray.types import LedgerError
+from dpray.types import LedgerError, is_interruption
 from dpray.workers.cluster import is_own_failure
 from dpray.workers.groups import Outcome, group_texts
 from dpray.workers.rows import Row
@@ -103,13 +103,15 @@ class BatchDecoder:
         """
         begun = BegunBatches(map(self._kept, tasks), self._begin)
         batches = (self._encoded(batch_id, texts) for batch_id, texts in begun)
-        stopped: Exception | None = None
+        stopped: BaseException | None = None
         with closing(self.plan.method.decode(self.engine, batches)) as decoded:
             try:
                 for state in decoded:
                     begun.running.remove(state.S.batch_id)
                     yield self._outcome(state)
-            except Exception as error:
+            except BaseException as error:
+                if is_interruption(error):
+                    raise
                 stopped = error
         yield from self._failures(sorted(begun.running), stopped)
         if begun.error is not None:
@@ -147,7 +149,7 @@ class BatchDecoder:
             "row_variation": self._row_variation,
         }
 
-    def _failures(self, batches: Iterable[str], error: Exception | None) -> Iterator[Outcome]:
+    def _failures(self, batches: Iterable[str], error: BaseException | None) -> Iterator[Outcome]:
         """Record batches that were still running as failed, or re-raise if they may be repeated."""
         if error is not None and not is_own_failure(error):
             raise error

@@ -266,8 +266,13 @@ def sample_softmax(
 
 def even_if_not_finite(logits_public_V: torch.Tensor) -> torch.Tensor:
     """Return the public logits, or zeros if these are not finite, as after a token that a model
-    overflows at. There is a token to draw at every position: no draw decides that a text fails."""
-    return logits_public_V.where(highest(logits_public_V).isfinite(), 0.0)
+    overflows at. One of -inf becomes the lowest: it may be the only one that a schema allows, or
+    that is no copy. There is a token to draw at every position: no draw decides that a text fails.
+    """
+    import torch
+
+    least_V = logits_public_V.clamp(min=torch.finfo(logits_public_V.dtype).min)
+    return least_V.where(highest(logits_public_V).isfinite(), 0.0)
 
 
 def candidate_set(

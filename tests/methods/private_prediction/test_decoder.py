@@ -38,7 +38,7 @@ class SideBySide:
     context_length = 512
     shares_public_pass = False
 
-    def __init__(self, error: Exception | None = None, fails_at: int | None = None) -> None:
+    def __init__(self, error: BaseException | None = None, fails_at: int | None = None) -> None:
         self.error, self.fails_at = error, fails_at
         self.at_once: list[int] = []
 
@@ -262,13 +262,27 @@ def test_an_engine_that_fails_loses_what_has_begun_in_all_tasks(decoder: Decoder
     assert book.failures == [], "what has begun may be decoded again"
 
 
-def test_what_our_own_code_raises_fails_what_has_begun_and_shows_no_text(decoder: Decoder) -> None:
+PANIC = type("PanicException", (BaseException,), {})("Marlowe")
+"""Raised by a library in Rust. It is no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [KeyError("Marlowe"), PANIC], ids=repr)
+def test_what_our_own_code_raises_fails_what_has_begun_and_shows_no_text(
+    decoder: Decoder, error: BaseException
+) -> None:
     book = Book()
-    engine = SideBySide(KeyError("Marlowe"), fails_at=2)
+    engine = SideBySide(error, fails_at=2)
     outcomes = list(decoder(book, engine).work(map(rows, TASKS)))
     assert [outcome["batch"] for outcome in outcomes if "examples" in outcome] == TASKS[0]
-    assert book.failures == [(f"0/{number}", "KeyError") for number in (2, 3, 4, 5)]
+    assert book.failures == [(f"0/{number}", type(error).__name__) for number in (2, 3, 4, 5)]
     assert "Marlowe" not in str(outcomes)
+
+
+def test_an_interruption_fails_nothing(decoder: Decoder) -> None:
+    book = Book()
+    with pytest.raises(KeyboardInterrupt):
+        list(decoder(book, SideBySide(KeyboardInterrupt(), fails_at=2)).work(map(rows, TASKS)))
+    assert book.failures == []
 
 
 class ByWord(SideBySide):

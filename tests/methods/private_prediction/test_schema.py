@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dpray
 from dpray.engines.base import select_token
@@ -264,6 +266,54 @@ def test_copies_are_excluded_unless_nothing_else_is_allowed() -> None:
         copying.mask = TokenMask(Schema("regex", "[ab]-[ab]"), VOCABULARY, MAX_TOKENS)
         # Both choices after the dash would be copies of the prompt.
         assert len(text_of(copying)) == 4
+
+
+OPTIONS: list[dict[str, object]] = [
+    {},
+    {"candidates": "top_k", "k": 2},
+    {"candidates": "top_k", "k": 9},
+    {"candidates": "top_k_plus", "k": 2},
+    {"sure_probability": 0.9},
+    {"threshold": 0.5, "noise": 0.1},
+    {"threshold": -50.0, "noise": 0.1},
+]
+odd = st.sampled_from([-math.inf, -3e38, -1.0, 2.0, 3e38])
+
+
+@settings(max_examples=200)
+@given(
+    public=st.lists(odd, min_size=V, max_size=V),
+    clip=st.sampled_from(["recentred", "dclip"]),
+    changes=st.sampled_from(OPTIONS),
+    size=st.integers(0, 3),
+    copying=st.booleans(),
+)
+def test_no_public_logits_leave_a_text_without_a_token(
+    public: list[float], clip: str, changes: dict[str, object], size: int, copying: bool
+) -> None:
+    """Those of all allowed tokens may be -inf, which depends on the tokens that were drawn."""
+    made = selector(private_tokens=9, clip=clip, **changes)
+    if copying:
+        prompt = [A, B, DASH, A, DASH, B]
+        made = PrivateTokenSelector(
+            asdict(made.mechanism), "00" * 32, prompt=prompt, longest_copy=1
+        )
+        made.mask = TokenMask(Schema("regex", "[ab]-[ab]"), VOCABULARY, MAX_TOKENS)
+    logits = (torch.randn(size, V), torch.tensor(public))
+    tokens: list[int | None] = []
+    while not tokens or tokens[-1] != EOS:
+        tokens.append(select_token(made, *logits))
+    assert len(tokens) <= MAX_TOKENS and {*tokens} <= {A, B, DASH, EOS}
+
+
+def test_without_a_schema_a_copy_may_be_the_only_token_above_minus_infinity() -> None:
+    public = torch.full((V,), -math.inf)
+    public[A] = 1.0
+    for changes in OPTIONS:
+        made = token(clip="dclip", private_tokens=9, **changes)
+        copying = PrivateTokenSelector(asdict(made), "00" * 32, prompt=[B, A], longest_copy=1)
+        copying.copies.add(B)  # type: ignore[union-attr]
+        assert select_token(copying, torch.zeros(2, V), public) not in (A, None)
 
 
 @pytest.mark.parametrize("batches", ["disjoint", "poisson"])
