@@ -5,6 +5,7 @@ Values outside the set are shown, unless they may be texts of records.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -130,5 +131,6 @@ def in_words(difference: Mapping[str, Any]) -> str:
     shown = f"{spelled(label)} ({difference['rows']:,} rows)"
     if what == COMMA:
         why = "has a comma" if near is None else "is several labels in data.labels"
-        return f"{shown} {why}; write it in quotes: 'data.labels=[{spelled(label)}, ...]'"
+        setting = shlex.quote(f"data.labels=[{spelled(label)}, ...]")
+        return f"{shown} {why}; write it in quotes: {setting}"
     return f"{shown} is {spelled(near)} in data.labels: they differ in {what}"

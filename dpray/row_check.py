@@ -91,10 +91,7 @@ def check_rows(
     if has_other_bytes or config.data.encoding is not None:
         tally.encodings = encodings_of(pieces, config.data)
     if not tally.characters and kind_of(pieces[0].file) != "hub":
-        tally.titles = titles_in(pieces[0].file, config.data.format)
-        with suppress(InputError):
-            header = read_file_header(pieces[0].file, config.data.format)
-            tally.divider = header.delimiter and divider(header.columns)
+        tally.look_at_header(pieces[0])
     return tally.summary()
 
 
@@ -152,6 +149,14 @@ class Tally:
         if self.codec is not None:
             for limit in plan.reads.token_limits:
                 self.tokens[limit.key][limit.tokens(self.codec, record)] += 1
+
+    def look_at_header(self, piece: Piece) -> None:
+        """Find titles above the header, if no column that is read is in it, and a delimiter."""
+        with suppress(InputError):
+            header = read_file_header(piece.file, piece.format)
+            if not {*header.columns} & (piece.columns or frozenset()):
+                self.titles = titles_in(piece.file, piece.format)
+            self.divider = header.delimiter and divider(header.columns)
 
     def refuse(self, reason: str, where: Where | None = None) -> None:
         """Count an error. The first error of a kind also lists the columns; later ones are counted
@@ -242,8 +247,9 @@ class Tally:
         if self.divider:
             found["data.delimiter"] = self.divider, "the header is one column with it"
         for reason, count in self.reasons.items():
-            if key := re.search(r"set (data\.\w+)=(\S+)$", reason):
-                found[key[1]] = key[2], f"{count:,} rows have other bytes"
+            if key := re.search(r"set (data\.\w+)=(\S+)( to read the list in it)?$", reason):
+                why = f"{count:,} rows have other bytes"
+                found[key[1]] = key[2], "the file is one object" if "object" in reason else why
             if "data.empty: skip" in reason:
                 found["data.empty"] = "skip", f"{count:,} texts are empty"
         found |= self.names.proposals()

@@ -275,3 +275,29 @@ def test_the_api_key_is_not_shown(settings: Settings) -> None:
 
 def test_a_tab_as_a_shell_passes_it(settings: Callable[..., dict[str, Any]]) -> None:
     assert parse_config(settings(data__delimiter="\\t")).data.format.delimiter == "\t"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("data.delimiter=||", "data.delimiter: one character, as it is typed"),
+        ("data.quote=%%", "data.quote: one character, as it is typed"),
+        (
+            'data.labels="Heart, lungs",Skin',
+            "data.labels: not a valid value; a list is in brackets",
+        ),
+        ("privacy.dataset=2024", "privacy.dataset: not a text; a number or null goes in quotes"),
+        ("engine.model=null", "engine.model: not a text; a number or null goes in quotes"),
+    ],
+)
+def test_a_setting_that_yaml_reads_otherwise_is_refused_with_the_remedy(
+    settings: Settings, tmp_path: Path, setting: str, said: str
+) -> None:
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings()))
+    with pytest.raises(InputError) as refused:
+        load_config(tmp_path / "c.yaml", [setting])
+    assert str(refused.value).startswith(said)
+    _, _, pasted = str(refused.value).partition("'")
+    if pasted.startswith("privacy."):
+        config = load_config(tmp_path / "c.yaml", [pasted.rstrip("'").replace("1", "2024")])
+        assert config.privacy.dataset == "2024"

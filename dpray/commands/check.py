@@ -83,7 +83,9 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
         key = each["key"]
         depends = not key.startswith("data.") or key in ("data.labels", "data.roles")
         note = "; it depends on private rows, and is released" if depends else ""
-        setting = shlex.quote(f"{key}={each['value']}")
+        setting = f"{key}={each['value']}"
+        # The colon after an unquoted setting would look like a part of its value.
+        setting = f"'{setting}'" if setting.endswith(":") else shlex.quote(setting)
         console.note("proposal", "yellow", f"{setting}: {each['why']}{note}")
     if found["refused"]:
         console.note("refused", "red", "these errors would end a run; nothing was charged")

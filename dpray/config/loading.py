@@ -49,7 +49,14 @@ def _setting(written: str) -> tuple[str, Any]:
     try:
         return key, parse_yaml(value)
     except ValueError as error:
-        raise InputError(f"{key}: not a valid value: {first_line(error)}") from None
+        why = f"not a valid value: {first_line(error)}"
+        if key in SIGNS:
+            why = "one character, as it is typed"
+        elif value.startswith('"'):
+            why = (
+                f"not a valid value; a list is in brackets, as in '{key}=[\"A, with a comma\", B]'"
+            )
+        raise InputError(f"{key}: {why}") from None
 
 
 def _with(tree: Any, place: list[str], value: Any, key: str) -> Any:
@@ -129,6 +136,8 @@ def _one_line(error: ValidationError, model: type[BaseModel]) -> str:
         message = f"there is no such key{near_key(model, first['loc'])}"
     elif first["type"] == "tuple_type":
         message = f"is a list in brackets, as in {key}=[A, B]"
+    elif first["type"] == "string_type":
+        message = f"not a text; a number or null goes in quotes, as in '{key}=\"1\"'"
     elif first["type"] in ("model_type", "model_attributes_type"):
         message = "has keys of its own, and no value"
     elif first["type"].startswith("union_tag"):

@@ -21,8 +21,9 @@ MOST_NAMES = 20
 MOST_LETTERS = 40
 MOST_WORDS = 4
 
-_DIVIDED = re.compile(r"\w+([^\w\s.,'\"-])\w+(?:\1\w+)*")
-"""Matches a name that looks like several with a delimiter between them."""
+_DIVIDED = re.compile(r"\w+([^\w\s.,'\"\x00-\x1f\x7f-\x9f-])\w+(?:\1\w+)*")
+"""Matches a name that looks like several with a delimiter between them, which a key may have: no
+control character."""
 
 MOST_KEYS = 50
 """An object within a row with more keys than this may have data for keys."""
@@ -147,6 +148,8 @@ def text_of(row: Mapping[str, Any], column: str, where: Where) -> str:
 
 def _way_in(value: Any, column: str, where: Where) -> str:
     """Return the part of an error that says how to name a value within a list or an object."""
+    if isinstance(value, bytes):
+        return " but bytes; write the column as text, in pandas by .str.decode('utf-8')"
     if not isinstance(value, Mapping | list | tuple):
         return ""
     if where.hint:
@@ -205,7 +208,7 @@ def plain_value(value: Any, column: str, where: Where) -> Any:
     has no name, because its parts have no order."""
     if value is None:
         raise InputError(f"{where}: column '{column}' is null")
-    if isinstance(value, Mapping | list | tuple) or value != value:
+    if isinstance(value, Mapping | list | tuple | bytes) or value != value:
         way_in = _way_in(value, column, where)
         raise InputError(f"{where}: column '{column}' holds no text and no number{way_in}")
     return value

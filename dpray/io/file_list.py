@@ -166,6 +166,10 @@ def _named(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str) ->
             f"{key}: {path}: one .txt file is one text; give a folder of them, or make it JSONL or "
             "CSV with a record in each line"
         )
+    if not PurePosixPath(root).suffix.strip("."):
+        raise InputError(
+            f"{key}: {path}: a name without an ending; end it in that of its kind: {ENDINGS}"
+        )
     return _read_ones([root], path, key)
 
 

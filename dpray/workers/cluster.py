@@ -67,12 +67,14 @@ def named_cluster(address: str | None) -> str:
     """Return the address of the cluster that is asked for, `address` or RAY_ADDRESS; "" for a Ray
     on this machine. Raises InputError for the address of a dashboard, which takes jobs and no
     drivers: `ray job submit` reads RAY_ADDRESS, too."""
-    named = address or os.environ.get("RAY_ADDRESS", "")
+    of_environment = os.environ.get("RAY_ADDRESS", "") if address in (None, "", "auto") else ""
+    named = of_environment or address or ""
     if urlsplit(named).scheme in ("http", "https"):
-        key = "runtime.ray_address" if address else "RAY_ADDRESS"
+        key = "RAY_ADDRESS" if of_environment else "runtime.ray_address"
+        others = "local or none" if of_environment else "auto, local or none"
         raise InputError(
             f"{key}: http:// is where a cluster takes jobs (`ray job submit`); a run connects to "
-            "HOST:6379 or ray://HOST:10001, or has runtime.ray_address: auto, local or none"
+            f"HOST:6379 or ray://HOST:10001, or has runtime.ray_address: {others}"
         )
     return named
 

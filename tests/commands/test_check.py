@@ -148,6 +148,7 @@ def test_all_labels_that_the_configuration_lacks_are_named(
          "data.labels; write it in quotes: 'data.labels=[\"Heart, lungs\", ...]'", None),
         ("[Skin]", ["Heart, lungs"], '"Heart, lungs" (1 rows) has a comma; write it in quotes',
          None),
+        ("[Skin]", ["Heart's, lungs"], shlex.quote('data.labels=["Heart\'s, lungs", ...]'), None),
         ('["1", "2"]', [1, 1], '1 (2 rows) is "1" in data.labels: they differ in type', None),
         ("[1, 2]", ["1.0"], '"1.0" (1 rows) is 1 in data.labels: they differ in the form of a '
          "number or date", '["1.0", 2]'),
@@ -381,7 +382,7 @@ def test_an_encoding_is_proposed_with_its_meaning_and_no_text(
     assert "Клиент" not in said and "Marlowe" not in said
 
 
-@pytest.mark.parametrize("sign", ["~", "^", "&", "<", "§"])
+@pytest.mark.parametrize("sign", ["~", "^", "&", "<", "§", ":"])
 def test_a_proposal_can_be_pasted(
     job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str], sign: str
 ) -> None:
@@ -390,10 +391,34 @@ def test_a_proposal_can_be_pasted(
     assert run_command(["check", *arguments]) == 2
     said = "".join(capsys.readouterr())
     [pasted] = [line for line in said.splitlines() if line.startswith("proposal: ")]
+    assert pasted.startswith("proposal: '")
     [setting, *_] = shlex.split(pasted.removeprefix("proposal: ").replace(": the", " the"))
     echoed = subprocess.run(["bash", "-c", f"echo {pasted.split(': ')[1]}"], capture_output=True)
     assert echoed.stdout.decode().strip() == setting == f"data.delimiter={sign}"
     assert run_command(["check", *arguments, setting]) == 0
+
+
+@pytest.mark.parametrize("sign", ["\x01", "\x1f", "\x7f"])
+def test_a_delimiter_that_no_key_takes_is_not_proposed(job: Job, tmp_path: Path, sign: str) -> None:
+    (tmp_path / "notes.csv").write_text(f"text{sign}label\nMarlowe{sign}a\n")
+    assert proposals(*job([], f"data.path={tmp_path}/notes.csv")) == []
+
+
+@pytest.mark.parametrize("text", ["text", "body"])
+def test_a_header_with_columns_that_are_used_is_no_title(
+    job: Job, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "notes.csv").write_text("text,label\n" + "'Marlowe, she said',a\n" * 3)
+    arguments = job([], f"data.path={tmp_path}/notes.csv", f"data.text={text}")
+    assert dpray.check(dpray.load(*arguments))["refused"]
+    assert proposals(*arguments) == []
+
+
+def test_the_list_in_one_object_is_proposed_with_its_reason(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "notes.json").write_text(json.dumps({"tickets": [note()]}))
+    arguments = job([], f"data.path={tmp_path}/notes.json")
+    assert proposals(*arguments) == [("data.records", "tickets", "the file is one object")]
+    assert not dpray.check(dpray.load(*arguments, "data.records=tickets"))["refused"]
 
 
 def test_titles_above_a_header_are_proposed(job: Job, tmp_path: Path) -> None:

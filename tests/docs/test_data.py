@@ -309,6 +309,7 @@ REFUSED: dict[str, Refused] = {
     "a folder whose files lie deeper": (file("a/b/c.csv", csv_text()), {}),
     "texts at several depths": (files(file("a/1.txt", "x"), file("a/b/2.txt", "y")), {}),
     "names without an ending": (files(file("a/1", "x"), file("b/2", "y")), {}),
+    "a file without an ending": one("notes", csv_text(), path="notes"),
     "a single `.txt`": one("a.txt", "Marlowe", path="a.txt"),
     "a folder of a DatasetDict": one("dataset_dict.json", '{"splits": ["train", "test"]}'),
     "a stray `schema.json` in a folder": (

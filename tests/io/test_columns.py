@@ -99,3 +99,10 @@ def test_keys_that_may_be_names_of_people_are_in_no_error(row: dict[str, Any], n
         text_of(row, name, FIRST)
     shown = str(wrong.value).replace(f"'{name}'", "")
     assert "Ray" not in shown and "Bob" not in shown
+
+
+def test_bytes_are_no_text_and_no_label() -> None:
+    where = Where("a.parquet", 2)
+    for read in (text_of, lambda row, name, place: plain_value(row[name], name, place)):
+        with pytest.raises(InputError, match=r"^a.parquet, row 2: .* but bytes; write the column"):
+            read({"label": b"private"}, "label", where)

@@ -95,22 +95,29 @@ def test_an_address_where_nothing_listens_is_refused_before_ray_tries_for_minute
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "HTTPS://host"])
-@pytest.mark.parametrize("key", ["runtime.ray_address", "RAY_ADDRESS"])
+@pytest.mark.parametrize(
+    ("key", "given"), [("runtime.ray_address", ""), ("RAY_ADDRESS", None), ("RAY_ADDRESS", "auto")]
+)
 def test_the_address_of_a_dashboard_is_refused_at_once(
     settings: Callable[..., dict[str, Any]],
     key: str,
+    given: str | None,
     address: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`ray job submit` reads RAY_ADDRESS, and wants that address."""
+    """`ray job submit` reads RAY_ADDRESS, and wants that address. So does Ray for `auto`."""
     monkeypatch.setattr(cluster, "_wait_for_listener", lambda _: pytest.fail("it was called"))
     monkeypatch.setenv("RAY_ADDRESS", address if key == "RAY_ADDRESS" else "")
-    named = None if key == "RAY_ADDRESS" else address
+    named = given if key == "RAY_ADDRESS" else address
     seen: list[Any] = []
     config = parse_config(settings(runtime={"ray_address": named}))
     for start in (lambda: start_ray(named), lambda: methods.run(config, seen.append)):
-        with pytest.raises(InputError, match=rf"^{key}: http:// is where a cluster takes jobs"):
+        with pytest.raises(
+            InputError, match=rf"^{key}: http:// is where a cluster takes jobs"
+        ) as refused:
             start()
+        # With RAY_ADDRESS as it is, `auto` would be refused again.
+        assert ("auto" in str(refused.value)) == (key != "RAY_ADDRESS")
     assert seen == []
     alone = parse_config(settings(runtime={"ray_address": "none"}))
     assert cluster.is_local(alone)
