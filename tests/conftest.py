@@ -8,6 +8,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,14 @@ def vllm_installed() -> None:
     """Skip what needs vLLM where it is not installed. It is not imported: the engine does so."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
+
+
+@pytest.fixture(scope="session")
+def at_the_end() -> Iterator[ExitStack]:
+    """Closes vLLM's engines after all tests: one that is closed takes along what all engines of a
+    process share."""
+    with ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture(scope="session")

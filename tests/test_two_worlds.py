@@ -73,7 +73,7 @@ SECRET = {"poisson": {"batches": "poisson", "texts": 6, "private_tokens": None}}
 """Private prediction with secret batches."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def hostile_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model whose weights are all finite. Two of its dimensions are 0 unless one of the two signs
     was read: one makes the first layer's output infinite, the other one token's logit."""
@@ -100,7 +100,7 @@ def hostile_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return with_unseen_token(folder, model, tokenizer)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trained_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model whose gradient is NaN for a text with a certain sign, and for no other."""
     folder = make_model(tmp_path_factory.mktemp("models") / "trained", vocabulary=VOCABULARY)
@@ -119,14 +119,14 @@ def with_unseen_token(folder: Path, model: Any, tokenizer: Any) -> str:
     return str(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def transformers_engine(hostile_model: str) -> Iterator[Any]:
     engine = TransformersEngine(EngineConfig(model=hostile_model), device="cpu", max_rows=5)
     yield engine
     engine.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def vllm_engine(vllm_installed: None, hostile_model: str) -> Iterator[Any]:
     from dpray.engines.vllm import VllmEngine
 
@@ -207,7 +207,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def base(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Callable[[str, str], dict[str, Any]]:

@@ -7,6 +7,7 @@ one batch could move rows of other batches.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_a_token_at_which_the_model_overflows_ends_no_text(hostile_engine: Any, 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 40], ids=["full attention", "sliding window"])
 def test_rows_get_cleared_blocks_of_vllms_cache(
-    vllm_installed: None, tmp_path: Path, window: int | None
+    vllm_installed: None, at_the_end: ExitStack, tmp_path: Path, window: int | None
 ) -> None:
     """What rows do not look at in a block of the cache may be left from any other row."""
     torch.manual_seed(0)
@@ -176,6 +177,7 @@ def test_rows_get_cleared_blocks_of_vllms_cache(
     MistralForCausalLM(config).save_pretrained(tmp_path)
     make_tokenizer(512).save_pretrained(tmp_path)
     engine = engine_of("vllm", str(tmp_path))
+    at_the_end.callback(engine.close)
     worker = engine.llm.llm_engine.model_executor.driver_worker.worker
     for number in (2, 10):
         found = []
@@ -185,4 +187,3 @@ def test_rows_get_cleared_blocks_of_vllms_cache(
                 cache.fill_(value)
             found.append(sums(engine, *clean_rows(number)))
         assert np.abs(found[0] - found[1]).max() == 0
-    engine.close()

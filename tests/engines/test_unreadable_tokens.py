@@ -57,7 +57,7 @@ def name_tokens(folder: str) -> None:
 
 
 @pytest.fixture(
-    scope="module", params=["transformers", pytest.param("vllm", marks=pytest.mark.slow)]
+    scope="session", params=["transformers", pytest.param("vllm", marks=pytest.mark.slow)]
 )
 def few_read(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
