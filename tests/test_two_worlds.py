@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +127,13 @@ def transformers_engine(hostile_model: str) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def vllm_engine(vllm_installed: None, hostile_model: str) -> Iterator[Any]:
+def vllm_engine(vllm_installed: None, at_the_end: ExitStack, hostile_model: str) -> Any:
     from dpray.engines.vllm import VllmEngine
 
     config = EngineConfig(model=hostile_model, max_num_seqs=24, kv_cache_gib=0.05)
     engine = VllmEngine(config, private_rows=True)
-    yield engine
-    engine.close()
+    at_the_end.callback(engine.close)
+    return engine
 
 
 class World:

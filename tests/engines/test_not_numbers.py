@@ -6,7 +6,6 @@ one batch could move rows of other batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -77,12 +76,14 @@ def engine_of(kind: str, folder: str) -> Any:
 @pytest.fixture(
     scope="session", params=["transformers", pytest.param("vllm", marks=pytest.mark.slow)]
 )
-def hostile_engine(request: pytest.FixtureRequest, hostile_folder: str) -> Iterator[Any]:
+def hostile_engine(
+    request: pytest.FixtureRequest, at_the_end: ExitStack, hostile_folder: str
+) -> Any:
     if request.param == "vllm":
         request.getfixturevalue("vllm_installed")
     engine = engine_of(request.param, hostile_folder)
-    yield engine
-    engine.close()
+    at_the_end.callback(engine.close)
+    return engine
 
 
 def clean_rows(number: int) -> list[tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,10 @@ def name_tokens(folder: str) -> None:
     scope="session", params=["transformers", pytest.param("vllm", marks=pytest.mark.slow)]
 )
 def few_read(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Any]:
+    request: pytest.FixtureRequest,
+    at_the_end: ExitStack,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
     folder = tmp_path_factory.mktemp("few")
     if request.param == "transformers":
         name_tokens(gemma(folder))
@@ -74,8 +76,8 @@ def few_read(
         config = EngineConfig(model=str(folder), max_num_seqs=16, kv_cache_gib=0.01)
         engine = VllmEngine(config, private_rows=True)
     engine.folder = str(folder)
-    yield engine
-    engine.close()
+    at_the_end.callback(engine.close)
+    return engine
 
 
 NAMING = "the [PAD] patient </s> came [MORE] with\ud800 a \0 cough"
