@@ -26,7 +26,17 @@ from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.cluster import never_repeated, own_errors
 from dpray.workers.pool import ActorPool, RayActors, RepeatPrivate, Work
 from dpray.workers.pool_actor import OUTCOME_SECONDS, Emit, Pieces, PoolActor
-from dpray.workers.rows import ROWS, Row, RowsOf, local_rows, ray_rows, record_rows, tables_of
+from dpray.workers.rows import (
+    ROWS,
+    Row,
+    RowsOf,
+    check_cut_files,
+    data_pieces,
+    local_rows,
+    ray_rows,
+    record_rows,
+    tables_of,
+)
 
 if TYPE_CHECKING:
     import ray.data
@@ -126,6 +136,7 @@ class Groups:
         with own_errors():
             # Before the actors start, which may take every CPU there is.
             blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
+            check_cut_files(data_pieces(config.data))
             yield []
             slices = cut_blocks(blocks, round(len(wanted) / (len(blocks) * task_size)))
             del blocks

@@ -195,14 +195,14 @@ def ray_rows(config: Config, rows_of: RowsOf, tables: Tables = tables_of) -> ray
 
 def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
     """Return the files in pieces of about `size` bytes. The lines of JSONL that is cut are counted
-    first, in tasks: a row has the same number however its file is cut. Who reads the last piece of
-    a file hashes it."""
+    first, in tasks: a row has the same number however its file is cut. Who reads a whole file
+    hashes it; `check_cut_files` hashes those that are cut."""
     import ray
 
     count: Any = ray.remote(_count)
     cuts = [
-        [*(replace(piece, sha256=None) for piece in pieces), last]
-        for *pieces, last in (cut(file, size) for file in files)
+        [replace(piece, sha256=None) for piece in pieces] if len(pieces) > 1 else pieces
+        for pieces in (cut(file, size) for file in files)
     ]
     counts = {
         number: [count.remote(piece) for piece in pieces]
@@ -212,6 +212,15 @@ def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
     for number, counted in counts.items():
         cuts[number] = list(numbered(cuts[number], ray.get(counted)))
     return [piece for pieces in cuts for piece in pieces]
+
+
+def check_cut_files(files: Sequence[Piece], size: int = PIECE_BYTES) -> None:
+    """Hash those of the files that `pieces_on_ray` cuts, in tasks. Call it once all pieces are read
+    and before anything is drawn. Raises Ray's error for a file that has changed."""
+    import ray
+
+    check: Any = ray.remote(_check_unchanged)
+    ray.get([check.remote(file) for file in files if len(cut(file, size)) > 1])
 
 
 def _count(piece: Piece) -> tuple[int, int]:

@@ -30,7 +30,15 @@ from dpray.workers.cluster import never_repeated, own_errors
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.engine_pool import on_pool
 from dpray.workers.failures import without_words
-from dpray.workers.rows import CHUNK, Row, local_rows, ray_rows, record_rows
+from dpray.workers.rows import (
+    CHUNK,
+    Row,
+    check_cut_files,
+    data_pieces,
+    local_rows,
+    ray_rows,
+    record_rows,
+)
 
 Embeddings = npt.NDArray[np.float32]
 
@@ -124,6 +132,7 @@ def _blocks(config: Config) -> list[Any]:
         if config.runtime.actors > 1:
             rows = rows.repartition(target_num_rows_per_block=CHUNK)
         blocks: list[Any] = rows.to_arrow_refs()
+        check_cut_files(data_pieces(config.data))
     return blocks
 
 

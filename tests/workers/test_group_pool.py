@@ -22,7 +22,7 @@ from dpray.io.formats import Piece
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.methods.config import parse_config
 from dpray.types import InputError
-from dpray.workers.cluster import EndedForMemory, was_lost
+from dpray.workers.cluster import EndedForMemory, own_errors, was_lost
 from dpray.workers.groups import (
     MOST_BLOCKS,
     MOST_SLICES,
@@ -34,7 +34,7 @@ from dpray.workers.groups import (
     slice_of,
     tasks,
 )
-from dpray.workers.rows import pieces_on_ray
+from dpray.workers.rows import check_cut_files, pieces_on_ray
 from dpray.workers.shards import Shards
 from tests.integration.processes import wait_for
 
@@ -336,7 +336,11 @@ class TestOnRay:
         digests = [file_digest(str(file)) for file in files]
         hashed = [Piece(str(f), file_number=n, sha256=digests[n]) for n, f in enumerate(files)]
         found = [piece.sha256 for piece in pieces_on_ray(hashed, 10)]
-        assert found == [None, None, *digests], "each file is hashed once"
+        assert found == [None, None, None, *digests[1:]], "each file is hashed once"
+        check_cut_files(hashed, 10)
+        files[0].write_text('{"n": 1}\n\n{"n": 2}\n{"n": 4}\n')
+        with pytest.raises(InputError, match=r"a\.jsonl has changed since"), own_errors():
+            check_cut_files(hashed, 10)
 
     def test_a_file_that_changed_since_it_was_hashed_is_refused(
         self, config: Config, records_file: Path
