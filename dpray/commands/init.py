@@ -130,19 +130,24 @@ def init(
     if as_json:
         typer.echo(json.dumps({"config": str(target), "columns": values["columns"]}))
     else:
-        _show_next(target)
+        _show_next(target, values["method"])
 
 
-def _show_next(target: Path) -> None:
+def _show_next(target: Path, method: str) -> None:
     console = Terminal()
     console.print(f"{target}: read it, and correct what is wrong. Then:", soft_wrap=True)
-    for command, words in {
-        "check": "reads all rows, for your eyes alone; charges nothing",
-        "plan": "what a run costs and makes; opens no data",
-        "run": "charges the budget and makes the texts",
-    }.items():
-        shown = shlex.quote(str(target))
-        console.print(f"  dpray {command} {shown}  # {words}", highlight=False, soft_wrap=True)
+    file, steps = shlex.quote(str(target)), []
+    if method == "auto":
+        chosen = shlex.quote(str(target.with_stem(f"{target.stem}-chosen")))
+        steps.append((f"plan {file} --write {chosen}", "compares the methods; writes the best"))
+        file = chosen
+    steps += [
+        (f"check {file}", "reads all rows, for your eyes alone; charges nothing"),
+        (f"plan {file}", "what a run costs and makes; opens no data"),
+        (f"run {file}", "charges the budget and makes the texts"),
+    ]
+    for command, words in steps:
+        console.print(f"  dpray {command}  # {words}", highlight=False, soft_wrap=True)
 
 
 def _ask(question: str, default: str | None) -> str:

@@ -205,7 +205,12 @@ def test_every_method_can_be_planned(
     assert config.method.name == method
     if method == "auto":
         assert config.method.model_dump()["dp_kps"] == {"vocabulary": "words.txt"}
+        capsys.readouterr()
         assert run_command(["init", file, *options, "--force"]) == 0
+        commands = re.findall(r"dpray (\w+) ([^#]+)  #", capsys.readouterr().out)
+        # The other commands take no `auto`.
+        assert commands[0] == ("plan", "notes.yaml --write notes-chosen.yaml")
+        assert {file for _, file in commands[1:]} == {"notes-chosen.yaml"}
         assert dpray.load("notes.yaml").method.model_dump()["dp_kps"] == {}
     if method != "auto":  # a question to `dpray plan`
         assert dpray.plan(config).cost.epsilon <= 4
