@@ -1,7 +1,7 @@
 """A row of logits that is not finite counts for nothing, from there to the end of its text.
 
-A model may overflow: to an infinity, or to numbers that are none (NaN). Which rows do depends on
-their prompts. So the rule is on a row by itself, and looks at all of its logits.
+A model may overflow, to an infinity or to NaN. Which rows do so depends on their prompts. So the
+rule is on a row by itself, and looks at all of its logits.
 """
 
 from __future__ import annotations
