@@ -66,8 +66,10 @@ def flooding(url: str, key: str, body: bytes, at_once: int) -> Iterator[Callable
     statuses: Counter[int] = Counter()
 
     def answered() -> Counter[int]:
-        for _ in range(answers.qsize()):
-            statuses[answers.get()] += 1
+        # `qsize` also counts what a process that has ended never wrote, so no `get` may wait for it.
+        with suppress(Empty):
+            for _ in range(answers.qsize()):
+                statuses[answers.get(timeout=0.2)] += 1
         return statuses
 
     try:
