@@ -10,8 +10,8 @@ import typer
 
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.evaluation.label_check import in_words
 from dpray.io.near_labels import spelled
-from dpray.label_check import in_words
 from dpray.terminal import Terminal, progress_bar, titled_table
 from dpray.types import InputError
 

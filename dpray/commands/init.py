@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from dpray.commands.plan import AsJson
+from dpray.commands.starter import default_config_path, starter, starter_values, write_checked
 from dpray.io.formats import AS_RECOGNISED, FileFormat, known_encoding, one_sign, quote_sign
-from dpray.starter import default_config_path, starter, starter_values, write_checked
 from dpray.terminal import Terminal
 from dpray.types import InputError
 

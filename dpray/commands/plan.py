@@ -18,7 +18,7 @@ from dpray.types import InputError, Progress
 
 if TYPE_CHECKING:
     from dpray.config.config import Config
-    from dpray.planning.compare import Answer, Comparison
+    from dpray.evaluation.compare import Answer, Comparison
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file.", metavar="CONFIG")]
 Overrides = Annotated[

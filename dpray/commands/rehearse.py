@@ -16,7 +16,7 @@ from dpray.terminal import Terminal, progress_bar, titled_table
 from dpray.types import InputError
 
 if TYPE_CHECKING:
-    from dpray.planning.rehearse import Rehearsal
+    from dpray.evaluation.rehearse import Rehearsal
 
 
 def rehearse(

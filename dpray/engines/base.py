@@ -27,7 +27,7 @@ from typing import (
 )
 
 from dpray.engines.finite_rows import highest
-from dpray.engines.schema import Schema
+from dpray.engines.schema.schema import Schema
 from dpray.types import Prompt as Prompt
 
 if TYPE_CHECKING:

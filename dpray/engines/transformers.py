@@ -41,8 +41,8 @@ from dpray.engines.finite_rows import FiniteRows
 from dpray.engines.float32 import without_tf32
 from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
+from dpray.engines.schema.token_mask import TokenMask
 from dpray.engines.text import TextCodec, readable_tokens
-from dpray.engines.token_mask import TokenMask
 from dpray.engines.weights import load_whole
 from dpray.types import InputError
 

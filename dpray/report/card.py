@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from dpray.evaluation.personal_data import LIMITS, find_patterns, in_words
 from dpray.extras import is_installed
 from dpray.io.files import read_json, sha256_of, write_durably
 from dpray.io.records import read_rows
-from dpray.personal_data import LIMITS, find_patterns, in_words
 from dpray.report.licenses import hub_license
 from dpray.report.nist import privacy_sheet
 from dpray.report.page import check_complete, odds_of, templates, which_methods

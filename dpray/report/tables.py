@@ -10,7 +10,7 @@ from decimal import ROUND_CEILING, Context
 from statistics import fmean
 from typing import Any
 
-from dpray.personal_data import LIMITS, in_words
+from dpray.evaluation.personal_data import LIMITS, in_words
 
 FIDELITY = {
     "frechet_distance": "Fréchet distance (0)",

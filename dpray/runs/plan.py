@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from dpray.accounting.accountant import Cost, calibrate, cost
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
-from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.config.sections import MethodSettings
 from dpray.engines.base import Engine
 from dpray.engines.model_path import tuned_without_noise, with_bases
 from dpray.engines.text import TextCodec
 from dpray.mechanisms.labels import LabelHistogram
+from dpray.mechanisms.monte_carlo import Target
 from dpray.types import InputError
 from dpray.workers.engine import with_absolute_model
 from dpray.workers.rows import Row

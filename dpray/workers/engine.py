@@ -67,7 +67,7 @@ def build_engine(
         if config.kind == "transformers":  # vLLM computes the angles once, when it loads
             refuse_kept_state(model)
     if config.kind == "vllm":
-        from dpray.engines.vllm import VllmEngine
+        from dpray.engines.vllm.engine import VllmEngine
 
         private = public_alone is not None
         return VllmEngine(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dpray.commands.card import card
-from dpray.personal_data import LIMITS
+from dpray.evaluation.personal_data import LIMITS
 from dpray.report.card import CARD, CROISSANT, SHEET, license_there, write_card
 from dpray.report.licenses import hub_license
 from dpray.report.nist import answers

@@ -15,10 +15,10 @@ from PIL import Image
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from dpray import registry as methods
 from dpray.engines.embedder import CHARACTERS, SentenceTransformerEmbedder
 from dpray.engines.kept_state import kept_by, refuse_kept_state, stateless_pair
 from dpray.mechanisms.votes import count_votes
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.types import InputError
 from dpray.workers import shards
@@ -139,8 +139,8 @@ def test_language_models_with_a_state_are_refused_for_private_rows(tmp_path: Pat
     from transformers import LlamaForCausalLM
 
     from dpray.config.sections import EngineConfig
-    from dpray.training.model import load_loss
-    from dpray.training.settings import TrainingSettings
+    from dpray.methods.dp_sgd.training.model import load_loss
+    from dpray.methods.dp_sgd.training.settings import TrainingSettings
     from dpray.workers.engine import build_engine
 
     LlamaForCausalLM(llama().config).save_pretrained(tmp_path)

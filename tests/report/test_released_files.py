@@ -14,9 +14,9 @@ import datasets
 import mlcroissant
 import pytest
 
-from dpray import registry
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.transformers import TransformersEngine
+from dpray.methods import registry
 from dpray.methods.config import parse_config
 from dpray.report.card import CROISSANT, write_card
 from dpray.report.page import write_report

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from dpray import registry as methods
 from dpray.cli import run_command
 from dpray.config.config import Config
 from dpray.ledger import operations
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
 from dpray.types import Budget, DprayError, InputError, RunFailed
 from tests.chaos.recount import recount
 

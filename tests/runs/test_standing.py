@@ -19,7 +19,7 @@ from dpray.engines.base import EngineError
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.methods.dp_kps.release import release as dp_kps_release
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.runner import Run
 from dpray.runs.standing import telling_charge

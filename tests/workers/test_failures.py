@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dpray.training import ranks
+from dpray.methods.dp_sgd.training import ranks
 from dpray.types import InputError
 from dpray.workers import rows
 from dpray.workers.failures import WorkerError, without_words

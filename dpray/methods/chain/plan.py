@@ -15,11 +15,11 @@ from typing import Any
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
-from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.config.sections import MethodSettings
 from dpray.engines.base import Engine
 from dpray.io.files import write_durably
+from dpray.mechanisms.monte_carlo import Target
 from dpray.methods import part
 from dpray.methods.config import ChainSettings
 from dpray.runs.plan import Plan, Reads, label_histogram

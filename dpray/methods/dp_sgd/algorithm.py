@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
-from dpray.training.settings import TrainingSettings
-from dpray.training.step import DpSgdStep, Trainer, TrainingText, share
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep, Trainer, TrainingText, share
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

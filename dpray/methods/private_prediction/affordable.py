@@ -20,7 +20,7 @@ from dpray.engines.kv_cache import (
 )
 from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
-from dpray.engines.vllm_model import context_of
+from dpray.engines.vllm.model import context_of
 from dpray.methods.private_prediction.prompts import PromptTemplate, frame, shown_examples
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.plan import Plan

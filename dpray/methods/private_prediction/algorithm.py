@@ -15,7 +15,7 @@ from typing import Any
 
 from dpray.accounting.event import Event
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult
-from dpray.engines.schema import Form
+from dpray.engines.schema.schema import Form
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken
 

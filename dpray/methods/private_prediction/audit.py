@@ -24,12 +24,12 @@ import torch
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from dpray.accounting.composed_events import SelfComposed
-from dpray.auditing.monte_carlo import Scores, Target
 from dpray.config.config import DataConfig
 from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, select_token
-from dpray.engines.schema import Schema
-from dpray.engines.token_mask import TokenMask, Vocabulary
+from dpray.engines.schema.schema import Schema
+from dpray.engines.schema.token_mask import TokenMask, Vocabulary
 from dpray.mechanisms.batches import PoissonBatches
+from dpray.mechanisms.monte_carlo import Scores, Target
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector

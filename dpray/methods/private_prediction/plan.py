@@ -9,16 +9,16 @@ from functools import cached_property
 from typing import Any
 
 from dpray.accounting.event import Event
-from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
-from dpray.engines.forms import forced_tokens, most_free_tokens
 from dpray.engines.row_variation import refuse_dependence, rounding_warnings, row_variation_once
-from dpray.engines.schema import Form, read_schema
+from dpray.engines.schema.forms import forced_tokens, most_free_tokens
+from dpray.engines.schema.schema import Form, read_schema
 from dpray.engines.text import TextCodec
-from dpray.engines.vllm_model import context_of
+from dpray.engines.vllm.model import context_of
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.labels import common_shares
+from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.private_prediction.affordable import (
     BatchMemory,
     affordable_batch_size,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from dpray.config.config import Config
 from dpray.engines.base import Engine
-from dpray.engines.schema import Form
+from dpray.engines.schema.schema import Form
 from dpray.engines.text import TextCodec
 from dpray.io.public_files import FewShot, read_few_shot, read_terms
 from dpray.io.template_file import Template, TextKey, read_template

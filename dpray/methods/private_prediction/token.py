@@ -28,8 +28,8 @@ from dpray.accounting.event import Event
 from dpray.accounting.events import AboveThreshold, ExponentialMechanism
 from dpray.engines.base import SelectorSpec, Waiting
 from dpray.engines.finite_rows import highest
-from dpray.engines.forms import open_mask
-from dpray.engines.token_mask import TokenMask
+from dpray.engines.schema.forms import open_mask
+from dpray.engines.schema.token_mask import TokenMask
 from dpray.mechanisms.randomness import generator
 from dpray.methods.private_prediction.logits import (
     Candidates,

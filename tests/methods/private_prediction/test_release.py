@@ -23,7 +23,7 @@ from dpray.methods.private_prediction.release import (
     records,
     task_size,
 )
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.session import Session
 from dpray.workers.engine import build_engine
