@@ -90,7 +90,7 @@ def plan(config: Config) -> Plan:
 def check(
     config: Config, on_progress: OnProgress = no_progress, *, write: bool = False
 ) -> dict[str, Any]:
-    """Read all rows as a run of `config` will, for the owner of the data alone. Charges nothing.
+    """Read all rows as a run of `config` will, for the owner of the data only. Charges nothing.
 
     The counts are exact and NOT private. With `write`, they are also written to
     `private/check.json` in the output folder.
@@ -157,7 +157,7 @@ def run(
     """
     from dpray.methods import registry
     from dpray.report.page import write_report
-    from dpray.runs.standing import telling_charge
+    from dpray.runs.failures import telling_charge
     from dpray.workers.engine import build_engine
 
     registry.run(config, on_progress, build or build_engine)

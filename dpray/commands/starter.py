@@ -19,8 +19,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dpray.engines.model_path import SMOLLM2
 from dpray.evaluation.unit_check import looks_like_person
 from dpray.io.columns import Label, column_of, divider, label_name, listed_names, plain_value
-from dpray.io.encodings import decoded, fits, is_mostly_utf_8, is_utf_8, is_western
-from dpray.io.file_encodings import SAMPLE, first_lines, header_sample
+from dpray.io.encodings import (
+    SAMPLE,
+    decoded,
+    first_lines,
+    fits,
+    header_sample,
+    is_mostly_utf_8,
+    is_utf_8,
+    is_western,
+)
 from dpray.io.file_list import list_files
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece, base_name, known_encoding
 from dpray.io.records import Header, read_file_header, read_piece, titles_in
@@ -330,7 +338,7 @@ def _scalar(value: Any) -> str:
 
 
 def default_config_path(path: str) -> Path:
-    """Return the path of a new configuration: `notes.yaml` beside `notes.csv.gz`. For a folder, a
+    """Return the path of a new configuration: `notes.yaml` next to `notes.csv.gz`. For a folder, a
     glob or a cloud path, it is in the working directory."""
     local = Path(path)
     return (local.parent if local.is_file() else Path()) / f"{stem(path)}.yaml"

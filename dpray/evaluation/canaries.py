@@ -187,7 +187,7 @@ def _run_copy(config: Config, folder: Path, run: RunMethod, on_progress: OnProgr
         # The folder that it could be resumed from is deleted.
         raise DprayError(
             "canaries: their run did not finish, and nothing of it is kept: the same command "
-            "starts anew"
+            "starts again"
         ) from None
 
 

@@ -1,7 +1,7 @@
 """`find_patterns` counts what looks like personal data in released texts: addresses and numbers,
 found by their form and their check digits. Names are not found.
 
-It reads the released texts alone, so it costs no privacy and its counts may be released.
+It reads the released texts only, so it costs no privacy and its counts may be released.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The owner's check of all rows before a run: errors, types, lengths, labels, texts to be cut.
 
-The counts are exact: they are for the owner alone, and no plan or run uses them. Some bytes are
+The counts are exact: they are for the owner only, and no plan or run uses them. Some bytes are
 kept of each row, and no text is kept or shown.
 """
 
@@ -26,7 +26,7 @@ from dpray.evaluation.label_check import LabelCheck
 from dpray.evaluation.text_check import is_base64, misfits_of
 from dpray.evaluation.unit_check import People
 from dpray.io.columns import column_of, divider
-from dpray.io.file_encodings import header_sample, likely_encodings
+from dpray.io.encodings import header_sample, likely_encodings
 from dpray.io.files import make_private, write_durably
 from dpray.io.formats import Piece, Where, kind_of
 from dpray.io.records import read_file_header, scan_piece, titles_in
@@ -52,7 +52,7 @@ ROUND = 64
 
 SHARES = {"shortest": 0.0, "half": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1.0}
 
-NOTICE = "exact counts of private rows, for the owner alone: not for release; nothing was charged"
+NOTICE = "exact counts of private rows, for the owner only: not for release; nothing was charged"
 
 
 def check_rows(
@@ -313,7 +313,7 @@ def _length(lengths: Counter[int], share: float) -> int:
 
 
 def write_check(config: Config, found: Mapping[str, Any]) -> None:
-    """Write the counts to `private/check.json` in the output folder, for the owner alone."""
+    """Write the counts to `private/check.json` in the output folder, for the owner only."""
     folder = Path(config.output.path) / "private"
     try:
         make_private(folder)

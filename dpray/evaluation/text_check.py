@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dpray.config.sections import MethodSettings, TextSettings
-from dpray.io.schema_file import is_grammar
 from dpray.io.table import parse_json
+from dpray.io.table_schema import is_grammar
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError

@@ -35,9 +35,7 @@ def make_plan(config: Config) -> Plan:
 def choose(config: Config, records: int) -> Choice:
     """Choose the free parameters of the method for this number of records. Raises InputError if the
     method has no plan."""
-    plan = part(config.method.name, "plan")
-    module = plan if hasattr(plan, "choose") else part(config.method.name, "choice")
-    chosen: Choice = module.choose(config, config.method, records)
+    chosen: Choice = part(config.method.name, "plan").choose(config, config.method, records)
     return chosen
 
 
@@ -64,9 +62,9 @@ def run(
     Raises InputError, BudgetRefused (the data was not opened) and Resumable. Each error says
     whether the run is charged and how to continue.
     """
+    from dpray.runs.failures import telling_charge
     from dpray.runs.folder import ReleaseFolder
     from dpray.runs.runner import Run
-    from dpray.runs.standing import telling_charge
     from dpray.workers.cluster import is_local
 
     with telling_charge(config):

@@ -49,7 +49,7 @@ class TokenLimit:
 class Reads:
     """The part of a row that a method reads.
 
-    column_values: the public values of the columns beside the text and the unit.
+    column_values: the public values of the columns other than the text and the unit.
     token_limits: the limits at which private texts are cut.
     checked_first: whether every record is read before the first mechanism begins. A method needs
         that if it reads records, or these columns, only after a mechanism has begun, when a bad one
@@ -97,11 +97,11 @@ class Plan(ABC):
     @abstractmethod
     def method_summary(self) -> dict[str, Any]:
         """Return the resolved method, the expected records and LLM calls, and warnings: the keys of
-        `dpray plan --json` beside the guarantee's."""
+        `dpray plan --json` next to the guarantee's."""
 
     @abstractmethod
     def lines(self) -> dict[str, str]:
-        """Return the lines of the plan for people, beside the guarantee: name and text."""
+        """Return the lines of the plan for people, next to the guarantee: name and text."""
 
     @property
     def reads(self) -> Reads:

@@ -30,8 +30,7 @@ from dpray.engines.embedder import locate_embedder
 from dpray.engines.model_path import resolve_model
 from dpray.engines.vllm.model import DEFAULT_CONTEXT, ENVIRONMENT, vllm_options
 from dpray.io.settings_file import parse
-from dpray.serving.errors import reraise
-from dpray.serving.front import FRONT_ENVIRONMENT
+from dpray.serving.errors import FRONT_ENVIRONMENT, reraise
 from dpray.serving.guard import Endpoint, Guard
 from dpray.serving.requests import ChatCall, CompletionCall, EmbeddingCall, Room
 from dpray.serving.settings import (

@@ -19,9 +19,8 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from dpray.ledger.ledger import Heads, Ledger
+from dpray.ledger.ledger import Heads, Ledger, RunLedger
 from dpray.ledger.operations import Operation
-from dpray.ledger.protocol import RunLedger
 from dpray.ledger.store import parse_url
 from dpray.types import DprayError, Resumable
 from dpray.version import __version__

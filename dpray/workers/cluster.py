@@ -1,4 +1,9 @@
-"""This module connects to Ray and interprets its errors."""
+"""This module connects to Ray and interprets its errors.
+
+Ray keeps the text of an error that a task raised until the cluster ends, and its dashboard shows it
+to anyone with the cluster's token. A library's error may quote a record, so errors of workers that
+touch private records lose their words (`without_words`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
-from dpray.engines.base import may_be_repeated
+from dpray.engines.base import EngineError, may_be_repeated
 from dpray.types import (
     BudgetRefused,
     DprayError,
@@ -29,7 +34,7 @@ from dpray.types import (
 E = TypeVar("E", bound=BaseException)
 
 PATIENCE = 30
-"""Seconds in which a cluster has to answer: the head may be starting anew."""
+"""Seconds in which a cluster has to answer: the head may be starting again."""
 
 COUNTED_BY = (
     "register_dataset_to_stats_actor",
@@ -168,7 +173,7 @@ def ended_for_memory(error: BaseException) -> bool:
 
 class LostTooOften(Exception):
     """The same work was lost with `runtime.max_attempts` actors, the last time by the error `last`:
-    a command repeats it no more."""
+    a command stops repeating it."""
 
     def __init__(self, last: Exception) -> None:
         super().__init__(last)
@@ -275,3 +280,24 @@ def threads(runtime: RuntimeConfig, cores: Sequence[float]) -> int:
 def is_local(config: Config) -> bool:
     """Return whether the engine runs on this machine: then its folders can be checked here."""
     return named_cluster(config.runtime.ray_address) in ("", "none", "local")
+
+
+class WorkerError(Exception):
+    """A library's error in a worker, of which only the name is left."""
+
+
+@contextmanager
+def without_words() -> Iterator[None]:
+    """Raise an error of the system by its number and one of a library by its name only. Those of
+    dpray pass: they quote no record."""
+    try:
+        yield
+    except (DprayError, EngineError):
+        raise
+    except OSError as error:
+        number = error.errno or 0
+        raise OSError(number, os.strerror(number)) from None
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        raise WorkerError(type(error).__name__) from None

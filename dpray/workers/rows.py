@@ -19,7 +19,7 @@ from dpray.io.records import count_rows, cut, numbered, read_piece
 from dpray.io.units import unit_of
 from dpray.mechanisms.batches import content_id, content_rank
 from dpray.types import InputError
-from dpray.workers.failures import without_words
+from dpray.workers.cluster import without_words
 
 if TYPE_CHECKING:
     import ray.data
@@ -100,7 +100,7 @@ def record_rows(
     its file and of its row there, which depend on no other row's content.
 
     With `data.empty: skip`, a row whose text is empty is no record. Claim: whether it is one
-    depends on that row alone, and the rows are numbered before any is left out. So a data set
+    depends on that row only, and the rows are numbered before any is left out. So a data set
     without such a row, or with a text in it, has the same records otherwise, in the same batches:
     adding or removing a unit still adds or removes its own records only, and every sensitivity
     stays what it is. How many rows were left out is private, and is shown nowhere.

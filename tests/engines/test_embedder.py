@@ -81,7 +81,7 @@ def test_an_embedder_that_changes_itself_is_refused(
     """By name, and by what it does where no name is known."""
     with pytest.raises(InputError, match=r"^embedder\.model: .* changes itself by what it reads"):
         stateless_pair(SentenceTransformerEmbedder, embedders(name))
-    with pytest.raises(InputError, match=r"^embedder\.model: .* another vector (after|beside)"):
+    with pytest.raises(InputError, match=r"^embedder\.model: .* another vector (after|next to)"):
         stateless_pair(nameless, embedders(name))
 
 
@@ -118,7 +118,7 @@ def test_the_least_state_is_found_and_an_ordinary_embedder_is_taken(
     assert one is not other
     with pytest.raises(InputError, match="another vector after other texts"):
         stateless_pair(Remembers, embedders("bert"))
-    with pytest.raises(InputError, match="beside other texts of a batch"):
+    with pytest.raises(InputError, match="next to other texts of a batch"):
         stateless_pair(RemembersBatches, embedders("bert"))
 
 

@@ -186,7 +186,7 @@ def test_canaries_of_a_run_that_does_not_finish_start_anew(settings: Settings) -
 
     method = {key: value for key, value in SGD.items() if key != "noise_multiplier"}
     config = parse_config(settings(method=method, privacy__epsilon=float("inf")))
-    with pytest.raises(DprayError, match="starts anew") as error:
+    with pytest.raises(DprayError, match="starts again") as error:
         audit(config, run=unfinished, canaries=True)
     assert "goes on" not in str(error.value)
 

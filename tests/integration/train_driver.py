@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from dpray.ledger.protocol import NullLedger
+from dpray.ledger.ledger import NullLedger
 from dpray.methods.dp_sgd.algorithm import DpSgd, TextEncoder, Units, fine_tune
 from dpray.methods.dp_sgd.training.journal import Journal
 from dpray.methods.dp_sgd.training.ranks import Training, train_on_ray

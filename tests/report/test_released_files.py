@@ -18,9 +18,8 @@ from dpray.config.config import Config, EngineConfig
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods import registry
 from dpray.methods.config import parse_config
-from dpray.report.card import CROISSANT, write_card
+from dpray.report.card import CROISSANT, released_files, write_card
 from dpray.report.page import write_report
-from dpray.report.share import released_files
 from dpray.runs.privacy_report import model_name
 from dpray.types import Progress
 from dpray.workers import shards

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.ledger.ledger import Ledger
-from dpray.ledger.protocol import NullLedger
+from dpray.ledger.ledger import Ledger, NullLedger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.release import release
 from dpray.methods.registry import make_plan

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpray.io.schema_file import LONGEST_SCHEMA, is_grammar
+from dpray.io.table_schema import LONGEST_SCHEMA, is_grammar
 from dpray.types import InputError
 
 # Imported late: most runs have no schema.

@@ -177,7 +177,7 @@ class TokenMask:
         """Return the largest number of tokens, over all texts that go on from here, which are one
         of several that the schema allows; None if these texts have more than `limit` beginnings.
 
-        What may come next depends on the bytes of a beginning alone, not on its tokens; only a
+        What may come next depends on the bytes of a beginning only, not on its tokens; only a
         grammar may count tokens.
         """
         if self._is_grammar:

@@ -71,7 +71,7 @@ class LockstepRun:
     A group whose prompts may not fit one scheduling step first sends them through as ordinary
     requests of one token, which fills the prefix cache; then all its rows enter together. If it
     enters in pieces all the same (a cached prompt was evicted), the processor refuses it before
-    anything is drawn, and it warms the cache anew: `_MAX_ATTEMPTS` times in all.
+    anything is drawn, and it warms the cache again: `_MAX_ATTEMPTS` times in all.
     """
 
     def __init__(self, model: VllmModel, source: Iterator[LockstepGroup]) -> None:
@@ -170,7 +170,7 @@ class LockstepRun:
         )
 
     def _step_tokens_left(self) -> int:
-        """Count the tokens that the next scheduling step has left beside the groups that run."""
+        """Count the tokens of the next scheduling step that the running groups leave."""
         return self.model.max_step_tokens - sum(r.next_tokens for r in self.running.values())
 
     def _warm(self, entry: _Entry) -> None:

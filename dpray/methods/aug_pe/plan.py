@@ -155,7 +155,7 @@ def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
     variations = [settings.variations] if "variations" in given else VARIATIONS
     plans = []
     for t in iterations:
-        # The noise depends on T alone: the other settings can be put into the plan.
+        # The noise depends on T only: the other settings can be put into the plan.
         tried = settings.model_copy(update={"iterations": t})
         plan = make_plan(config.model_copy(update={"method": tried}), tried)
         plans += [_varied(plan, number) for number in variations]

@@ -52,7 +52,7 @@ class ChainPlan(Plan):
 
     @property
     def reads(self) -> Reads:
-        """Return the second method's `reads`: the first one reads texts and labels alone."""
+        """Return the second method's `reads`: the first one reads texts and labels only."""
         found = self.second.reads
         limits = [replace(limit, key=_renamed(limit.key, 1)) for limit in found.token_limits]
         return replace(found, token_limits=limits)

@@ -211,7 +211,7 @@ def words_found(plan: DpKpsPlan) -> int | None:
 
 def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
     """Return the terms of a UTF-8 file, one per line. Anything after a tab, blank lines, and terms
-    that differ from an earlier one in case alone are left out. `stop_words` "english" also leaves
+    that differ from an earlier one only in case are left out. `stop_words` "english" also leaves
     out scikit-learn's 318 English function words. Raises InputError that names the line."""
     return list(read_counts(path, stop_words))
 

@@ -58,7 +58,7 @@ def targets(plan: DpSgd) -> Iterator[Target]:
 
 class CanaryTable(nn.Module):
     """A model of one number for each canary. Canary i is the text (i + 1, 0); its loss depends on
-    the table's entry i + 1 alone."""
+    the table's entry i + 1 only."""
 
     def __init__(self, canaries: int, gradient: float) -> None:
         super().__init__()

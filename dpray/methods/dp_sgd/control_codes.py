@@ -68,7 +68,7 @@ class ControlCodes:
         max_length: int,
     ) -> str:
         """Return the code, without its last terms if they make it longer than
-        `most_code_tokens(max_length)`: a rule on this text alone."""
+        `most_code_tokens(max_length)`: a rule on this text only."""
         most = most_code_tokens(max_length)
         while terms and len(encode(self.code(values, terms))) > most:
             terms = terms[:-1]

@@ -163,7 +163,7 @@ class DpSgdPlan(Plan):
             f"beforehand that an interrupted run may repeat",
             "noise multiplier": f"{self.noise_multiplier:.4f}",
             "records": f"{settings.records:,}, at most {settings.max_length} tokens each",
-            "long texts": f"{self.cut}; `dpray check` counts such texts, for the owner alone",
+            "long texts": f"{self.cut}; `dpray check` counts such texts, for the owner only",
         }
 
 
@@ -216,7 +216,7 @@ def codes_of(config: Config, settings: DpSgdSettings) -> ControlCodes:
 
 
 def with_public_files(plan: DpSgdPlan) -> DpSgdPlan:
-    """Return the plan with the public files that its settings name, read anew."""
+    """Return the plan with the public files that its settings name, read again."""
     return replace(plan, codes=codes_of(plan.config, plan.settings))
 
 

@@ -36,7 +36,7 @@ class BatchState:
     The text that t == r left unfinished counts in both, and is not among the examples X."""
 
     S: Batch
-    X: list[LockstepResult] = field(default_factory=list)  # line 1, for this batch alone
+    X: list[LockstepResult] = field(default_factory=list)  # line 1, for this batch only
     noisy_threshold: float | None = None  # line 4: the selector draws it before its first token
     t: int = 0  # line 5
     texts: int = 0

@@ -2,7 +2,7 @@
 answers, and of whole runs with secret Poisson batches.
 
 The unit's rows are sure of one token, or of another if the sparse vector is asked. Batches are
-stepped through by the method's algorithm and the selector that runs beside the language model;
+stepped through by the method's algorithm and the selector that runs next to the language model;
 if many meet the same logits, the mechanism draws all their tokens at once.
 """
 

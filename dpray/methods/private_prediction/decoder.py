@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from dpray.engines.base import Engine, EngineError, failure_name
 from dpray.engines.schema.forms import forced_tokens
-from dpray.ledger.protocol import RunLedger
+from dpray.ledger.ledger import RunLedger
 from dpray.methods.private_prediction.algorithm import Batch, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import encode_private, shown_examples

@@ -137,7 +137,7 @@ def encode_private(
     room: int,
 ) -> tuple[int, ...]:
     """Return a private prompt's tokens, its text cut so that they are at most `room`: a rule on
-    this text alone."""
+    this text only."""
     most = max(room - len(frame(engine, template, label, examples)), 0)
     while True:
         prompt = template.private_prompt(engine.truncate(text, most), label, examples)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dpray.config.sections import RuntimeConfig
-from dpray.ledger.protocol import NullLedger
+from dpray.ledger.ledger import NullLedger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.release import (
     Decoded,

@@ -108,7 +108,7 @@ class PerExampleLoss(nn.Module):
     """Maps a micro-batch to one loss per example of a causal language model.
 
     An example's loss is the mean over its own labelled tokens, 0 without any: it depends on that
-    example alone. Raises NoNormRule if a trainable layer has no rule for its norm.
+    example only. Raises NoNormRule if a trainable layer has no rule for its norm.
 
     With `bfloat16` linear layers compute in it, and the sums over examples are made in float32. In
     two passes autograd makes these sums, in the precision of the layer: so there a trainable layer
@@ -138,7 +138,7 @@ class PerExampleLoss(nn.Module):
         self.own_losses_B: torch.Tensor | None = None
 
     def _compute_in_float32(self, module: nn.Module) -> None:
-        """Have a trainable layer compute in float32, a linear one in two passes alone."""
+        """Have a trainable layer compute in float32, a linear one in two passes only."""
         forward, linear = module.forward, is_linear(module)
 
         def in_float32(x: torch.Tensor) -> torch.Tensor:
@@ -178,7 +178,7 @@ class PerExampleLoss(nn.Module):
         share has no per-example gradient.
 
         Padding counts on, up to the last position that a text of this shape may have. So the
-        largest one follows from the shape alone: LongRoPE, as transformers computes it, chooses the
+        largest one follows from the shape only: LongRoPE, as transformers computes it, chooses the
         angles of all rows by it. Padding may exceed the model's
         positions, and then stays at its last one.
         """

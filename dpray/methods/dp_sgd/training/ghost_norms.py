@@ -268,7 +268,7 @@ class Recorded:
         return {p: squared_norms(parts) for p, parts in self.parts.items()}
 
     def of(self, counted_B: torch.Tensor) -> Recorded:
-        """Return what was recorded of these examples alone. The parts of the others may not be
+        """Return what was recorded of these examples only. The parts of the others may not be
         finite: no weight would make them 0."""
         parts = {
             p: [replace(part, **{n: x[counted_B] for n, x in vars(part).items()}) for part in found]

@@ -3,7 +3,7 @@ charged for every step that it may have made.
 
 A block is begun in the ledger, durably, before any of its noise is drawn; after its last step the
 state is written, and its SHA-256 published under the block's name. A block that was begun and not
-published may have made any number of its steps: when it is begun anew, all of them are charged a
+published may have made any number of its steps: when it is begun again, all of them are charged a
 second time. The states of the noise and of the sampling are never stored.
 """
 
@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dpray.io.files import sha256_of, sync
-from dpray.ledger.protocol import NullLedger, RunLedger
+from dpray.ledger.ledger import NullLedger, RunLedger
 from dpray.types import DprayError
 
 SECONDS_BETWEEN_LOOKS = 2.0

@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 from dpray.engines.float32 import without_tf32
 from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import resolve_model
-from dpray.engines.quantised import refuse_shared_scales
+from dpray.engines.row_variation import refuse_shared_scales
 from dpray.engines.weights import load_whole, refuse_not_finite
 from dpray.methods.dp_sgd.training.clipped_loss import Forward, PerExampleLoss, check_norm_rules
 from dpray.methods.dp_sgd.training.settings import TrainingSettings

@@ -5,7 +5,7 @@ Ray retries nothing here: a repeated step would be a second, uncharged release o
 caller decides what is repeated, and charges it.
 
 DeepSpeed's engine sums the gradients over ranks and shows each rank's partition of the sum to that
-rank's optimizer alone, so a hook adds the noise right before the optimizer's step. Everything in
+rank's optimizer only, so a hook adds the noise right before the optimizer's step. Everything in
 DeepSpeed that would look at the gradients by itself is off: its clipping, its gradient norm, its
 loss scale.
 """
@@ -40,9 +40,8 @@ from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer, Training, train
 from dpray.types import DprayError, Resumable
-from dpray.workers.cluster import ended_for_memory, find_error, was_lost
+from dpray.workers.cluster import ended_for_memory, find_error, was_lost, without_words
 from dpray.workers.engine import HIDDEN
-from dpray.workers.failures import without_words
 
 # Ray Train v2's arguments; type checkers see v1's.
 _NO_RETRIES = ray.train.FailureConfig(
@@ -227,7 +226,7 @@ class ZeroTrainer(ReferenceTrainer):
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
         # DeepSpeed gives up what a backward pass left whole only after its own `backward`. The one
         # that makes the norms is not its own: without this the embeddings stay whole, and other
-        # weights are gathered ahead beside them.
+        # weights are gathered ahead next to them.
         if self._stage == 3:
             self._engine.optimizer.parameter_offload.release_backward_leftovers()
         losses_B: torch.Tensor = self._engine(*batch)

@@ -18,7 +18,7 @@ class RowCheck:
     A text's gradient may have no other bits because of who else is in the batch, so all
     micro-batches of a length have the same number of rows, and dummies fill up the last one. Where
     the kernels of a CPU give a text the same bits in any place among any number of rows, dummies
-    are only a waste. Which kernels run depends on shapes alone: a shape is tried once.
+    are only a waste. Which kernels run depends on shapes only: a shape is tried once.
 
     On a GPU rows stay fixed. They do in bfloat16 too. It hides that a kernel adds up in another
     order, but for one number in 100,000: made-up texts may be alike where others are not.

@@ -14,8 +14,9 @@ from dpray.accounting.events import PoissonSubsampledGaussian
 
 SUM_ROUNDING = (
     "the rounding of float32 sums over a batch: whether one text is there moves the sum of all "
-    "others' clipped gradients a little, beside its own part within the clip norm C (by 4e-6 C in "
-    "512 texts with a tiny model on a CPU; it grows with the batch and was not measured on a GPU)"
+    "others' clipped gradients a little, in addition to its own part within the clip norm C (by "
+    "4e-6 C in 512 texts with a tiny model on a CPU; it grows with the batch and was not measured "
+    "on a GPU)"
 )
 """A limit of DP-SGD, in the words of the report; docs/benchmarks.md has figures."""
 
@@ -92,7 +93,7 @@ def share(
     in the same collective calls; some are empty.
 
     A micro-batch has texts that are padded to one length (`padded_length`). That follows from a
-    text alone: it is computed in the same shape, whatever the rest of the batch.
+    text only: it is computed in the same shape, whatever the rest of the batch.
     """
     groups: dict[int, list[TrainingText]] = {}
     for text in batch:

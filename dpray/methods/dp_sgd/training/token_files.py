@@ -23,7 +23,7 @@ DIGEST_BYTES = 16
 
 
 def shard_of(unit: str, shards: int) -> int:
-    """Return the shard that a unit belongs to, by its name alone."""
+    """Return the shard that a unit belongs to, by its name only."""
     return int.from_bytes(_digest(unit), "little") % shards
 
 

@@ -93,7 +93,7 @@ class GradientNoise:
 
 class ReferenceTrainer:
     """A trainer in one process with plain torch; training on ranks is tested against it.
-    `noise_key` is a `new_key()` of this attempt alone."""
+    `noise_key` is a `new_key()` of this attempt only."""
 
     rank = 0
     ranks = 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpray.ledger.protocol import NullLedger
+from dpray.ledger.ledger import NullLedger
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.dp_sgd.training.clipped_loss import PerExampleLoss
 from dpray.methods.dp_sgd.training.journal import Journal
