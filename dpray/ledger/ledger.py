@@ -17,7 +17,7 @@ from copy import copy
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -25,22 +25,17 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from dpray.accounting.event import Event
 from dpray.ledger import queries
-from dpray.ledger.account import RELATIVE_CHANGE, Account, charge_of, check_price, raised_to
-from dpray.ledger.chain import Chain, Entry
-from dpray.ledger.operations import (
-    Begin,
-    Commit,
-    CreateDataset,
-    Fail,
-    Operation,
-    Publish,
-    RaiseBudget,
-    Reserve,
-    Seen,
-    Tip,
-    Transaction,
+from dpray.ledger.account import (
+    RELATIVE_CHANGE,
+    Account,
+    charge_of,
+    check_price,
+    new_account,
+    raised_to,
 )
+from dpray.ledger.chain import CLASS_NAME, KEY, SHA256, Chain, Entry, check, check_public
 from dpray.ledger.store import Store, is_transient
+from dpray.ledger.transaction import Seen, Tip, Transaction
 from dpray.types import Budget, BudgetRefused, DprayError, LedgerConflict, LedgerError
 
 Kind = Literal["begin", "publish", "fail"]
@@ -51,6 +46,14 @@ Place = tuple[str, str]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Write(NamedTuple):
+    """A method of `Transaction` with its arguments, for a transaction that it may share."""
+
+    operation: Callable[..., Any]
+    arguments: Sequence[Any]
+    options: Mapping[str, Any]
 
 
 class RunLedger(ABC):
@@ -64,8 +67,13 @@ class RunLedger(ABC):
     """The ledger reads and writes only units whose names begin with this, and leaves it out."""
 
     @abstractmethod
-    def write(self, operation: Operation) -> Any:
-        """Carry out one operation, durably, and return its answer."""
+    def write(
+        self,
+        operation: Callable[Concatenate[Transaction, P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Carry out one method of `Transaction`, durably, and return its answer."""
 
     @abstractmethod
     def read(
@@ -103,7 +111,8 @@ class RunLedger(ABC):
         `InputError`, also for a data set that has another budget.
         """
         stated_for = privacy_unit, neighboring_relation
-        self.write(CreateDataset(name, budget, *stated_for, composition, order))
+        new = new_account(name, budget, *stated_for, composition, order)
+        self.write(Transaction.create_dataset, new)
 
     def raise_budget(
         self, dataset: str, reason: str, *, epsilon: float | None = None, delta: float | None = None
@@ -115,8 +124,8 @@ class RunLedger(ABC):
         new budget, and no stronger one. Raises `InputError` for an unknown data set, and for a
         budget that is not larger. The same raise twice is one.
         """
-        raised: Account = self.write(RaiseBudget(dataset, epsilon, delta, reason))
-        return raised
+        check_public("a reason", [reason.strip()], 1000)
+        return self.write(Transaction.raise_budget, dataset, epsilon, delta, reason.strip())
 
     def reserve(
         self,
@@ -143,9 +152,13 @@ class RunLedger(ABC):
         another data set.
         """
         stated_for = privacy_unit, neighboring_relation
-        operation = Reserve(dataset, charges, *stated_for, tuple(files), is_trial, new_budget)
-        made: list[Entry] = self.write(operation)
-        return made
+        new = None if new_budget is None else new_account(dataset, new_budget, *stated_for)
+        for key, (event, asked) in charges.items():
+            check("a reservation's key", key, KEY)
+            check_price(event, asked)
+        return self.write(
+            Transaction.reserve, dataset, charges, *stated_for, tuple(files), new, is_trial=is_trial
+        )
 
     def begin(self, charge_key: str, attempt_id: str, units: Iterable[str]) -> None:
         """Record, durably and before their data is touched, that an attempt starts these units.
@@ -154,7 +167,9 @@ class RunLedger(ABC):
         or has failed, or if the run is committed.
         """
         own = tuple(self.prefix + unit for unit in dict.fromkeys(units))
-        self.write(Begin(charge_key, attempt_id, own))
+        check("an attempt's id", attempt_id, KEY)
+        check_public("the name of a batch", own)
+        self.write(Transaction.begin, charge_key, attempt_id, own)
 
     def publish(self, charge_key: str, attempt_id: str, releases: Iterable[tuple[str, str]]) -> int:
         """Record the one release of each unit, by (unit, SHA-256 of its file), all or none: the
@@ -165,7 +180,14 @@ class RunLedger(ABC):
         that has failed, or a committed run.
         """
         own = sorted({(self.prefix + unit, sha256) for unit, sha256 in releases})
-        return int(self.write(Publish(charge_key, attempt_id, tuple(own))))
+        units = [unit for unit, _ in own]
+        if len(set(units)) < len(units):
+            raise LedgerConflict("a batch has one release, not two")
+        check("an attempt's id", attempt_id, KEY)
+        check_public("the name of a batch", units)
+        for _, sha256 in own:
+            check("a file's SHA-256", sha256, SHA256)
+        return self.write(Transaction.publish, charge_key, attempt_id, own)
 
     def fail(self, charge_key: str, unit: str, attempt_id: str, reason_class_name: str) -> bool:
         """Record that a unit failed: it is never repeated. Of the error, only its class's name is
@@ -174,12 +196,16 @@ class RunLedger(ABC):
         Returns True the first time; the first failure of a unit stands, and later ones answer
         False. Raises `AlreadyPublished`, and `LedgerConflict` for a committed run.
         """
-        return bool(self.write(Fail(charge_key, self.prefix + unit, attempt_id, reason_class_name)))
+        own = self.prefix + unit
+        check("an attempt's id", attempt_id, KEY)
+        check("the name of an error's class", reason_class_name, CLASS_NAME)
+        check_public("the name of a batch", [own])
+        return self.write(Transaction.fail, charge_key, own, attempt_id, reason_class_name)
 
     def commit(self, charge_key: str) -> bool:
         """Close a run: nothing begins or is published under it from now on. Returns True the first
         time."""
-        return bool(self.write(Commit(charge_key)))
+        return self.write(Transaction.commit, charge_key)
 
     def is_reserved(self, charge_key: str) -> bool:
         """Return whether the ledger holds the charge with this key."""
@@ -247,8 +273,9 @@ class NullLedger(RunLedger):
     """The ledger of a run without noise, which claims nothing and is charged nothing. It keeps
     nothing, so it has no units and no counts."""
 
-    def write(self, operation: Operation) -> int:
-        return 0
+    def write(self, operation: Any, *arguments: Any, **options: Any) -> Any:
+        answers: dict[Any, Any] = {Transaction.publish: 0, Transaction.reserve: []}
+        return answers.get(operation, False)
 
     def read(self, query: Any, *arguments: Any, **options: Any) -> Any:
         empty = {queries.count: Counter[str](), queries.page: [], queries.dataset_names: []}
@@ -297,18 +324,21 @@ class Ledger(RunLedger):
 
     # Writing
 
-    def write(self, operation: Operation) -> Any:
-        """Carry out one operation in a transaction of its own, and return its answer."""
-        operation.check()
-        [answer] = self.write_together([operation])
+    def write(
+        self,
+        operation: Callable[Concatenate[Transaction, P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        [answer] = self.write_together([Write(operation, arguments, options)])
         if isinstance(answer, DprayError):
             raise answer
-        return answer
+        found: T = answer
+        return found
 
-    def write_together(self, operations: Sequence[Operation]) -> list[Any]:
-        """Carry out operations, which passed their `check`, in one transaction, durably before this
-        returns. Each has its own answer, or the `DprayError` that refused it alone; an error of the
-        database refuses all.
+    def write_together(self, writes: Sequence[Write]) -> list[Any]:
+        """Carry out the writes in one transaction, durably before this returns. Each has its own
+        answer, or the `DprayError` that refused it alone; an error of the database refuses all.
         """
         repeat = Retrying(
             retry=retry_if_exception(is_transient),
@@ -318,13 +348,13 @@ class Ledger(RunLedger):
         )
         try:
             with self._one_writer:
-                return repeat(self._transact, operations)
+                return repeat(self._transact, writes)
         except DprayError as error:  # no transaction begins
-            return [error] * len(operations)
+            return [error] * len(writes)
         except SQLAlchemyError as error:
             failure = self._store.error(error)
             failure.__cause__ = error
-            return [failure] * len(operations)
+            return [failure] * len(writes)
 
     def chain_heads(self) -> Heads:
         """Return the ends of the chains that this ledger has seen when it wrote. From then on it
@@ -339,13 +369,13 @@ class Ledger(RunLedger):
                 if name not in tips or tips[name].length < length:
                     tips[name] = Tip(length, head)
 
-    def _transact(self, operations: Sequence[Operation]) -> list[Any]:
+    def _transact(self, writes: Sequence[Write]) -> list[Any]:
         answers: list[Any] = []
         with self._store.begin() as connection:
             written = Transaction(connection, self._seen)
-            for operation in operations:
+            for operation, arguments, options in writes:
                 try:
-                    answers.append(operation.apply(written))
+                    answers.append(operation(written, *arguments, **options))
                 except BudgetRefused as error:
                     error.ledger = str(self)
                     answers.append(error)
