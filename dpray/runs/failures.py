@@ -31,7 +31,7 @@ from dpray.types import (
     is_interruption,
 )
 from dpray.workers import cluster
-from dpray.workers.cluster import WorkerError
+from dpray.workers.rows import WorkerError
 
 
 def release_with_repeats(

@@ -1,9 +1,4 @@
-"""This module connects to Ray and interprets its errors.
-
-Ray keeps the text of an error that a task raised until the cluster ends, and its dashboard shows it
-to anyone with the cluster's token. A library's error may quote a record, so errors of workers that
-touch private records lose their words (`without_words`).
-"""
+"""This module connects to Ray and interprets its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +16,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
-from dpray.engines.base import EngineError, may_be_repeated
+from dpray.engines.base import may_be_repeated
 from dpray.types import (
     BudgetRefused,
     DprayError,
@@ -280,24 +275,3 @@ def threads(runtime: RuntimeConfig, cores: Sequence[float]) -> int:
 def is_local(config: Config) -> bool:
     """Return whether the engine runs on this machine: then its folders can be checked here."""
     return named_cluster(config.runtime.ray_address) in ("", "none", "local")
-
-
-class WorkerError(Exception):
-    """A library's error in a worker, of which only the name is left."""
-
-
-@contextmanager
-def without_words() -> Iterator[None]:
-    """Raise an error of the system by its number and one of a library by its name only. Those of
-    dpray pass: they quote no record."""
-    try:
-        yield
-    except (DprayError, EngineError):
-        raise
-    except OSError as error:
-        number = error.errno or 0
-        raise OSError(number, os.strerror(number)) from None
-    except BaseException as error:
-        if is_interruption(error):
-            raise
-        raise WorkerError(type(error).__name__) from None

@@ -26,7 +26,7 @@ from dpray.engines.kept_state import stateless_pair
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.votes import VoteHistogram, count_votes
 from dpray.types import InputError
-from dpray.workers.cluster import never_repeated, own_errors, without_words
+from dpray.workers.cluster import never_repeated, own_errors
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.engine_pool import on_pool
 from dpray.workers.rows import (
@@ -37,6 +37,7 @@ from dpray.workers.rows import (
     local_rows,
     ray_rows,
     record_rows,
+    without_words,
 )
 
 Embeddings = npt.NDArray[np.float32]

@@ -15,7 +15,7 @@ import pytest
 from dpray.methods.dp_sgd.training import ranks
 from dpray.types import InputError
 from dpray.workers import rows
-from dpray.workers.cluster import WorkerError, without_words
+from dpray.workers.rows import WorkerError, without_words
 from dpray.workers.shards import ShardActor
 
 WORD = "Marlowe"

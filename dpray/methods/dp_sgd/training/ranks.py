@@ -40,8 +40,9 @@ from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer, Training, train
 from dpray.types import DprayError, Resumable
-from dpray.workers.cluster import ended_for_memory, find_error, was_lost, without_words
+from dpray.workers.cluster import ended_for_memory, find_error, was_lost
 from dpray.workers.engine import HIDDEN
+from dpray.workers.rows import without_words
 
 # Ray Train v2's arguments; type checkers see v1's.
 _NO_RETRIES = ray.train.FailureConfig(
