@@ -109,7 +109,7 @@ wheels: $(INSTALLED)
 # What runs first on a machine with a GPU, after DPRAY_EXTRAS=gpu make install: the tests, and all figures in out/gpu.json,
 # within ten minutes. `make gpu-offline` does so without an installation and without vLLM, with what `make wheels` has
 # downloaded elsewhere, by PYTHON, which has torch and transformers.
-GPU_TESTS := tests/gpu tests/training/test_clipped_loss.py tests/methods/private_prediction/test_side_by_side.py
+GPU_TESTS := tests/gpu tests/methods/dp_sgd/training/test_clipped_loss.py tests/methods/private_prediction/test_side_by_side.py
 GPU_MINUTES ?= 8
 on_gpu = $(1) -m pytest -q -m gpu $(GPU_TESTS); tests=$$?; \
 	$(1) -m tests.gpu.figures --minutes $(GPU_MINUTES) --out out/gpu.json && exit $$tests

@@ -35,9 +35,9 @@ from dpray.version import __version__
 if TYPE_CHECKING:
     from dpray.config.config import Config
     from dpray.engines.base import Engine
+    from dpray.evaluation.compare import Comparison
+    from dpray.evaluation.rehearse import Rehearsal
     from dpray.ledger.ledger import Ledger
-    from dpray.planning.compare import Comparison
-    from dpray.planning.rehearse import Rehearsal
     from dpray.runs.plan import Plan
     from dpray.terminal import progress_bar
 
@@ -82,7 +82,7 @@ def plan(config: Config) -> Plan:
     planned = dpray.plan(config)
     planned.cost.epsilon, planned.summary()["records"]
     """
-    from dpray.registry import make_plan
+    from dpray.methods.registry import make_plan
 
     return make_plan(config)
 
@@ -90,7 +90,7 @@ def plan(config: Config) -> Plan:
 def check(
     config: Config, on_progress: OnProgress = no_progress, *, write: bool = False
 ) -> dict[str, Any]:
-    """Read all rows as a run of `config` will, for the owner of the data alone. Charges nothing.
+    """Read all rows as a run of `config` will, for the owner of the data only. Charges nothing.
 
     The counts are exact and NOT private. With `write`, they are also written to
     `private/check.json` in the output folder.
@@ -98,7 +98,7 @@ def check(
         found = dpray.check(config)
         found["refused"], found["errors"], found["proposals"]
     """
-    from dpray.row_check import check_rows, write_check
+    from dpray.evaluation.row_check import check_rows, write_check
 
     found = check_rows(config, on_progress)
     if write:
@@ -113,7 +113,7 @@ def compare(config: Config, on_progress: OnProgress = no_progress) -> Comparison
         compared = dpray.compare(config)
         compared.recommended, compared.summary()["methods"]["aug_pe"]["signal"]
     """
-    from dpray.planning.compare import compare as compare_methods
+    from dpray.evaluation.compare import compare as compare_methods
 
     return compare_methods(config, on_progress)
 
@@ -127,13 +127,13 @@ def rehearse(
 ) -> Rehearsal:
     """Try the methods on public records of the same shape, with true noise, and score them. Opens
     no private data and charges no budget. The folder `out` gets the runs, `rehearsal.json` and
-    `rehearsal.html`. `options` are those of `dpray.planning.rehearse.rehearse`.
+    `rehearsal.html`. `options` are those of `dpray.evaluation.rehearse.rehearse`.
 
         rehearsed = dpray.rehearse(config, "public.jsonl", "out/rehearsal", epsilons=[1.0, 4.0])
         rehearsed.best(1.0)
     """
     from dpray.evaluation.files import load_embedder
-    from dpray.planning.rehearse import rehearse as rehearse_methods
+    from dpray.evaluation.rehearse import rehearse as rehearse_methods
     from dpray.report.page import write_rehearsal
 
     parts: dict[str, Any] = {"run": run, "load_embedder": load_embedder} | options
@@ -155,9 +155,9 @@ def run(
         with dpray.progress_bar() as show:
             synthetic = dpray.run(config, on_progress=show)
     """
-    from dpray import registry
+    from dpray.methods import registry
     from dpray.report.page import write_report
-    from dpray.runs.standing import telling_charge
+    from dpray.runs.failures import telling_charge
     from dpray.workers.engine import build_engine
 
     registry.run(config, on_progress, build or build_engine)
@@ -181,9 +181,9 @@ def evaluate(
         measured = dpray.evaluate("test.jsonl", "out/run", out="out/run/private", seeds=3)
         measured["fidelity"]["measures"]["mauve"]
     """
-    from dpray.config.loading import parse
     from dpray.evaluation.settings import EvaluationSettings
     from dpray.extras import require
+    from dpray.io.settings_file import parse
 
     settings |= {"real": real, "synthetic": synthetic}
     plain = {key: str(v) if isinstance(v, Path) else v for key, v in settings.items()}
@@ -198,11 +198,11 @@ def evaluate(
 
 def audit(config: Config, on_progress: OnProgress = no_progress, **options: Any) -> dict[str, Any]:
     """Bound the epsilon of a configuration's mechanisms from below, by draws from their real code.
-    Opens no data unless asked to. `options` are those of `dpray.auditing.audit.audit`.
+    Opens no data unless asked to. `options` are those of `dpray.evaluation.audit.audit`.
 
         dpray.audit(config, trials=2000)["holds"]
     """
-    from dpray.auditing.audit import audit as audit_config
+    from dpray.evaluation.audit import audit as audit_config
 
     return audit_config(config, run=run, on_progress=on_progress, **options)
 

@@ -87,7 +87,7 @@ class SyntheticData:
         Nothing of `private` is uploaded. The token is that of `huggingface_hub` (HF_TOKEN). Raises
         InputError if the hub refuses the upload or cannot be reached.
         """
-        from dpray.report.share import share
+        from dpray.report.card import share
 
         return share(self.folder, repository, name=name, license=license, public=public)[1]
 

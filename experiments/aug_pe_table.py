@@ -14,7 +14,7 @@ from dpray.evaluation.downstream import Embedded, logistic_regression
 from dpray.evaluation.fidelity import frechet_distance
 from dpray.methods.aug_pe.algorithm import Checkpoint, Population
 from dpray.methods.config import load_config
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 
 COUNTS = (0, 1, 5, 10)
 """Iterations; 0: as many texts of the first population, which owes nothing to private data."""

@@ -81,7 +81,7 @@ READING = """\
   at epsilon 4, where its floor has 0.32 and 80 real records have 0.40.
 - One epoch of DP-SGD from SmolLM2 itself learns a part of AG News' topics (0.61). Begun with a
   model that was tuned on public records it has 0.82; those records alone have 0.80.
-- No chain beats the best single method by more than chance (0.842 beside 0.834). DP-SGD gains
+- No chain beats the best single method by more than chance (0.842 against 0.834). DP-SGD gains
   from terms of DP-KPS as control codes (0.78 in place of 0.61).
 - These rows are of one run, or two: differences of a few hundredths may be chance.
 """

@@ -50,7 +50,7 @@ RESULTS_HEAD = """# Measured results
 With SmolLM2-135M-Instruct on two cores, without a GPU. It is small and far from sharp: compare the
 rows, do not admire them. Which method to take when: [choosing.md](choosing.md).
 
-`python experiments/make.py` writes this page and those beside it:
+`python experiments/make.py` writes this page and the pages of tables and texts:
 
 - [all tables](../experiments/results_tables.md): the other data sets, chained methods, code of
   other authors, rehearsals;

@@ -22,10 +22,10 @@ from scipy.stats import spearmanr
 
 import dpray
 from dpray.config.config import Config
+from dpray.evaluation.compare import METHODS
 from dpray.evaluation.evaluate import Judge
+from dpray.evaluation.rehearse import FEWEST, Rehearsal, on_twin, weighed, within_chance
 from dpray.methods.config import load_config, parse_config
-from dpray.planning.compare import METHODS
-from dpray.planning.rehearse import FEWEST, Rehearsal, on_twin, weighed, within_chance
 from dpray.types import InputError
 
 SETS = {"agnews": "News Type", "trec": "Answer", "yelp": "Category", "banking77": "Question about",

@@ -26,11 +26,10 @@ from simulation_values import Costs
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
-from dpray.ledger.ledger import Ledger
-from dpray.ledger.protocol import NullLedger
+from dpray.ledger.ledger import Ledger, NullLedger
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.release import Decoded, batches_of, publish, records
-from dpray.registry import run
+from dpray.methods.registry import run
 from dpray.runs.folder import ReleaseFolder
 from dpray.types import Budget, Progress
 from dpray.workers.accountant import AccountantClient

@@ -21,7 +21,7 @@ from simulation_values import Engine, Load
 
 from dpray.config.config import Config
 from dpray.engines.base import Lockstep, LockstepGroup, LockstepResult
-from dpray.registry import run
+from dpray.methods.registry import run
 from dpray.types import Progress
 from dpray.workers.groups import GroupActor
 from tests.benchmarks.bench_shards import Stub, config_of, write_rows

@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if path not in slow:
             return (len(LONGEST), True, True)
         first = LONGEST.index(path.name) if path.name in LONGEST else len(LONGEST)
-        return (first, path.parent.name not in ("integration", "auditing"), False)
+        return (first, path.parent.name != "integration", False)
 
     items.sort(key=place)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dpray.cli import LEVELS, run_command
-from dpray.training.model import is_error
+from dpray.methods.dp_sgd.training.model import is_error
 
 
 @pytest.mark.slow

@@ -211,6 +211,6 @@ def test_an_unexpected_error_names_its_class_and_place_only(
     def broken(*_: Any) -> None:
         raise LookupError("Marlowe has a cough")
 
-    monkeypatch.setattr("dpray.registry.run", broken)
+    monkeypatch.setattr("dpray.methods.registry.run", broken)
     message = refuse(1, "run", config_file())
     assert "LookupError at dpray:" in message

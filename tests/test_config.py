@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpray.config.loading import read_tree
+from dpray.io.settings_file import read_tree
 from dpray.methods.config import RunConfig, load_config, parse_config
 from dpray.types import InputError
 

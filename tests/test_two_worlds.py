@@ -18,11 +18,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from dpray import registry
 from dpray.config.config import Config
 from dpray.config.sections import EngineConfig
 from dpray.engines.transformers import TransformersEngine
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry
 from dpray.methods.config import parse_config
 from tests.engines.kept import Kept
 from tests.engines.tiny_model import make_model, sentence
@@ -128,7 +128,7 @@ def transformers_engine(hostile_model: str) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def vllm_engine(vllm_installed: None, at_the_end: ExitStack, hostile_model: str) -> Any:
-    from dpray.engines.vllm import VllmEngine
+    from dpray.engines.vllm.engine import VllmEngine
 
     config = EngineConfig(model=hostile_model, max_num_seqs=24, kv_cache_gib=0.05)
     engine = VllmEngine(config, private_rows=True)

@@ -2,7 +2,7 @@
 it finds the value of one free parameter that uses up a target (epsilon, delta).
 
 - `pld`: the privacy loss distributions of `dp-accounting`, composed by FFT; draws of bounded range
-  are composed exactly (Dong, Durfee and Rogers 2020), and a plan of Gaussian mechanisms alone uses
+  are composed exactly (Dong, Durfee and Rogers 2020), and a plan of only Gaussian mechanisms uses
   the closed form of its distribution (Balle and Wang 2018);
 - `rdp`: Rényi DP on a grid of orders;
 - `zcdp`: zero-concentrated DP with the optimised conversion of Canonne, Kamath and Steinke (2020),
@@ -158,7 +158,7 @@ def _convolutions(event: Event) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _composed_pld(event: Event) -> Pld | None:
-    """Return the plan's PLD, on a grid whose step is a power of two set by the plan alone; None if
+    """Return the plan's PLD, on a grid whose step is a power of two set by the plan only; None if
     the plan costs too much."""
     largest_loss = min(_rdp_epsilon(event, PLD_MIN_DELTA), event.pure_epsilon())
     if not 0 < largest_loss <= PLD_MAX_EPSILON:

@@ -37,7 +37,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fal
 
 
 def canonical_json(value: Any) -> str:
-    """Return a value as JSON with sorted keys, no spaces, ASCII alone, and floats in their shortest
+    """Return a value as JSON with sorted keys, no spaces, ASCII only, and floats in their shortest
     exact form. Raises ValueError for NaN and infinities."""
     return _ENCODER.encode(value)
 

@@ -29,7 +29,7 @@ def card(
         str | None,
         typer.Option(
             metavar="OWNER/NAME",
-            help="Upload the release to this data set of a hub, which you alone can read.",
+            help="Upload the release to this data set of a hub, which only you can read.",
         ),
     ] = None,
     public: Annotated[
@@ -44,8 +44,7 @@ def card(
     --push-to-hub they are uploaded with the texts, the table, the report and the model; nothing
     else in RUN_DIR is.
     """
-    from dpray.report.card import license_there, write_card
-    from dpray.report.share import share
+    from dpray.report.card import license_there, share, write_card
 
     if push_to_hub is None:
         if public:
@@ -59,6 +58,6 @@ def card(
     for path in paths:
         typer.echo(one_line(f"Written to {path}"))
     if url is not None:
-        readers = "everybody" if public else "its owner alone"
+        readers = "everybody" if public else "its owner only"
         shown = f"Uploaded to {url}, for {readers}; licence: {license_there(run_dir)}"
         typer.echo(one_line(shown))

@@ -1,4 +1,4 @@
-"""`dpray check` reads all rows before a run, for their owner alone."""
+"""`dpray check` reads all rows before a run, for their owner only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.evaluation.label_check import in_words
 from dpray.io.near_labels import spelled
-from dpray.label_check import in_words
 from dpray.terminal import Terminal, progress_bar, titled_table
 from dpray.types import InputError
 
@@ -23,13 +23,13 @@ def check(
     overrides: Overrides = None,
     write: Annotated[
         bool,
-        typer.Option("--write", help="Also write OUTPUT/private/check.json, for the owner alone."),
+        typer.Option("--write", help="Also write OUTPUT/private/check.json, for the owner only."),
     ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Read all rows as a run will: errors by row, types, lengths, labels, texts that will be cut.
 
-    The counts are exact, so they are for the owner alone. Nothing is charged. Exit code 2 if a row
+    The counts are exact, so they are for the owner only. Nothing is charged. Exit code 2 if a row
     would end a run.
     """
     loaded = dpray.load(config, *overrides or [])

@@ -135,7 +135,7 @@ def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, Any]:
 
 
 def _floor(config: Config) -> Labelled:
-    """Make `max_records` texts from the public prompts alone."""
+    """Make `max_records` texts from the public prompts only."""
     from dpray.engines.base import Sampling
     from dpray.engines.transformers import TransformersEngine
     from dpray.methods.private_prediction.prompts import load_template

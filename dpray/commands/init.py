@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from dpray.commands.plan import AsJson
+from dpray.commands.starter import default_config_path, starter, starter_values, write_checked
 from dpray.io.formats import AS_RECOGNISED, FileFormat, known_encoding, one_sign, quote_sign
-from dpray.starter import default_config_path, starter, starter_values, write_checked
 from dpray.terminal import Terminal
 from dpray.types import InputError
 
@@ -27,7 +27,7 @@ LOOK = (
 DataFile = Annotated[str, typer.Argument(help="A data file, folder, glob or hf://name.")]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="The configuration; by default NAME.yaml beside FILE."),
+    typer.Option("--output", "-o", help="The configuration; by default NAME.yaml next to FILE."),
 ]
 Text = Annotated[
     str | None, typer.Option(help="The column of the text; A,B,C: those of a table's record.")
@@ -142,7 +142,7 @@ def _show_next(target: Path, method: str) -> None:
         steps.append((f"plan {file} --write {chosen}", "compares the methods; writes the best"))
         file = chosen
     steps += [
-        (f"check {file}", "reads all rows, for your eyes alone; charges nothing"),
+        (f"check {file}", "reads all rows, for your eyes only; charges nothing"),
         (f"plan {file}", "what a run costs and makes; opens no data"),
         (f"run {file}", "charges the budget and makes the texts"),
     ]

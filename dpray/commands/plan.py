@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 import dpray
-from dpray.commands.config_file import check_new, write_config
 from dpray.engines.model_path import is_at_hand
+from dpray.io.yaml_text import dump_yaml
 from dpray.terminal import Terminal, add_or_remove, progress_bar, titled_table
 from dpray.types import InputError, Progress
 
 if TYPE_CHECKING:
     from dpray.config.config import Config
-    from dpray.planning.compare import Answer, Comparison
+    from dpray.evaluation.compare import Answer, Comparison
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file.", metavar="CONFIG")]
 Overrides = Annotated[
@@ -178,3 +179,18 @@ def _answer(name: str, answer: Answer) -> list[str]:
     summary, signal = answer.choice.plan.summary(), answer.choice.signal
     figures = ["?", "?"] if signal is None else [f"{signal.value:,.3g}", f"{signal.enough:,g}"]
     return [name, f"{summary['records']:,}", f"{summary['llm_calls']:,}", *figures]
+
+
+def check_new(write: str | None) -> None:
+    """Raise InputError if the file exists, before the work instead of after it."""
+    if write is not None and Path(write).exists():
+        raise InputError(f"--write: {write} is there already")
+
+
+def write_config(file: str, tree: dict[str, Any]) -> None:
+    """Write a configuration to a new file."""
+    try:
+        with open(file, "x", encoding="utf-8") as opened:
+            opened.write(dump_yaml(tree))
+    except OSError as error:
+        raise InputError(f"--write: {file} cannot be written: {error.strerror}") from None

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import dpray
-from dpray.commands.config_file import check_new, write_config
-from dpray.commands.plan import AsJson, ConfigFile, Overrides, PublicFile
+from dpray.commands.plan import AsJson, ConfigFile, Overrides, PublicFile, check_new, write_config
 from dpray.terminal import Terminal, progress_bar, titled_table
 from dpray.types import InputError
 
 if TYPE_CHECKING:
-    from dpray.planning.rehearse import Rehearsal
+    from dpray.evaluation.rehearse import Rehearsal
 
 
 def rehearse(
@@ -38,7 +37,7 @@ def rehearse(
     out: Annotated[
         Path | None,
         typer.Option(help="Folder of the runs, which the same command resumes; by default "
-                          "`rehearsal` beside output.path."),
+                          "`rehearsal` next to output.path."),
     ] = None,
     write: Annotated[
         str | None,

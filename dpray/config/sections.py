@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from dpray.io.files import names_cloud
-from dpray.io.schema_file import read_schema_file
+from dpray.io.table_schema import read_schema_file
 from dpray.types import DATASET_NAME, DATASET_RULE
 
 LARGEST_EPSILON, SMALLEST_EPSILON = 1e6, 1e-3

@@ -27,7 +27,7 @@ from typing import (
 )
 
 from dpray.engines.finite_rows import highest
-from dpray.engines.schema import Schema
+from dpray.engines.schema.schema import Schema
 from dpray.types import Prompt as Prompt
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class Engine(TextGenerator, Protocol):
 
     def truncate(self, text: str, max_tokens: int) -> str:
         """Return the longest prefix of `text` that tokenizes to at most `max_tokens` tokens, a
-        function of `text` alone, in time bounded by `max_tokens` however long the text is."""
+        function of `text` only, in time bounded by `max_tokens` however long the text is."""
         ...
 
     def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:

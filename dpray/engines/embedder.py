@@ -49,9 +49,9 @@ def locate_embedder(model: str) -> str:
 class SentenceTransformerEmbedder:
     """Embeds texts, on a GPU if there is one. `model` is a folder or a hub's name.
 
-    Claim: `embed` has a vector for every text, each text alone decides which with `batch_size` 1
-    (if the model keeps no state: `stateless_pair`), and memory has a public bound. A text is cut to
-    so many characters that the model reads no more, names of special tokens in it are ordinary
+    Claim: `embed` has a vector for every text, and with `batch_size` 1 only the text itself decides
+    which (if the model keeps no state: `stateless_pair`). Memory has a public bound. A text is cut
+    to as many characters as the model can read, names of special tokens in it are ordinary
     characters, an id that has no embedding stands for the unknown token. A text that the model
     cannot embed, or gives numbers that are not finite, has the vector 0.
     Proof: docs/privacy.md, section 3.1.
@@ -118,7 +118,7 @@ class SentenceTransformerEmbedder:
         """Return L2-normalised vectors, shape (number of texts, dimension).
 
         The last bits of a vector may depend on the other texts of its batch. Private texts need
-        `batch_size` 1, with which it is a function of its own text alone. Raises EngineError if the
+        `batch_size` 1, with which it is a function of its own text only. Raises EngineError if the
         device fails.
         """
         cut = [valid_unicode(text[: self.longest * CHARACTERS]) for text in texts]

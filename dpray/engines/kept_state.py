@@ -121,7 +121,7 @@ def stateless_pair(load: Callable[[str], C], model: str) -> tuple[C, C]:
     alone = np.concatenate([other.embed([text], batch_size=1) for text in (short, middle, nearly)])
     if not np.abs(together - alone).max() <= ROUNDING:
         raise InputError(
-            f"embedder.model: {model} gives a public text another vector beside other texts of a "
+            f"embedder.model: {model} gives a public text another vector next to other texts of a "
             f"batch, by more than rounding; {take}"
         )
     return one, other

@@ -68,7 +68,7 @@ def gpu_cache_bytes(config: EngineConfig, text_config: Any) -> int | None:
 
 
 def parameters(text_config: Any) -> int:
-    """Return the number of a model's parameters, by its configuration alone."""
+    """Return the number of a model's parameters, by its configuration only."""
     require("counting the parameters of engine.model", "torch")
     import torch
     from transformers import AutoModelForCausalLM

@@ -46,7 +46,7 @@ _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 CONFIG, WEIGHTS, REPORT = "adapter_config.json", "adapter_model.safetensors", "privacy_report.json"
 
 BASE_PLACE = "private/base_model"
-"""DP-SGD writes here, beside the folder of released adapters, the folder of their model."""
+"""DP-SGD writes here, next to the folder of released adapters, the folder of their model."""
 
 _LONGEST_PATH = 1000
 
@@ -64,7 +64,7 @@ def is_at_hand(model: str) -> bool:
 
 
 def is_hub_name(model: str) -> bool:
-    """Return whether a model's name can be one on a hub: "owner/name", or a name alone."""
+    """Return whether a model's name can be one on a hub: "owner/name", or only a name."""
     return bool(_HUB_NAME.fullmatch(model))
 
 
@@ -144,7 +144,7 @@ def _is_folder(model: str) -> bool:
 
 def made_once(name: str, make: Callable[[Path], None], cache: Path | None = None) -> Path:
     """Return the folder `name` of the cache, the user's own by default. At the first call `make`
-    fills it, and it appears under its name when it is whole, for its owner alone. One process makes
+    fills it, and it appears under its name when it is whole, for its owner only. One process makes
     it, and others wait meanwhile. Raises InputError if the cache cannot be written."""
     folder = (cache or user_cache_path("dpray")) / name
     if folder.is_dir():
@@ -213,7 +213,7 @@ def tuned_without_noise(folder: Path) -> bool:
 def base_of(folder: Path) -> str:
     """Return the name or folder of the model that the adapters belong to. One that begins with a
     dot is a path from the adapters' folder. A release does not say where its model is on this
-    machine; `private` beside it does.
+    machine; `private` next to it does.
 
     Raises InputError if the folder does not say, and for other adapters than LoRA's on a causal
     language model.

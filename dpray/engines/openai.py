@@ -61,7 +61,7 @@ class AnswerRefused(openai.OpenAIError):
 class _BoundedClient(openai.DefaultHttpxClient):
     """An HTTP client for an endpoint that may answer with anything. It follows no redirect: the
     prompts, and on the same host the key, would go to an address that nobody configured. An answer
-    has `seconds` in all after its headers: a timeout of HTTP libraries begins anew with each
+    has `seconds` in all after its headers: a timeout of HTTP libraries begins again with each
     byte."""
 
     def __init__(self, seconds: float) -> None:

@@ -7,11 +7,16 @@ is measured here with public prompts, on the device and in the precision that de
 Some models do not satisfy it at all. LongRoPE, as transformers computes it, turns all rows of a
 pass by other angles if one of them is long; other layers count positions from the padding on. Such
 a model is refused.
+
+So are quantised models whose rows may depend on each other. Quantised weights are the same for
+every row, but quantised activations have a scale: if it is the largest number of a whole pass, one
+row with large numbers makes the others coarse, or 0. Public prompts do not show that, so only
+methods that are known to work row by row are accepted (`refuse_shared_scales`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -37,12 +42,18 @@ FIRST_ROW = 80
 LONGER = "+1"
 """The end of the name of a group whose prompts have one token more."""
 BESIDE_LONGEST = "0"
-"""The name of the group in which the first row is beside one as long as a row may be."""
+"""The name of the group in which the first row is next to one as long as a row may be."""
 NOBODY = "empty"
 """The name of the group without private rows: its public row is the first row of the others."""
 LARGEST_SHARE = 0.05
 """The rounding of all rows of a batch together moves its average by at most this share of what one
 record moves it. On a GPU in float32, where a row moves by 2e-4, that is s 255 with c 2."""
+
+WEIGHTS_ALONE = {"awq", "gptq", "hqq", "mxfp4"}
+"""Methods that quantise weights, or activations by small blocks of a row."""
+
+BY_ROWS = {"token", "group", "tensor_group"}
+"""Strategies of compressed-tensors whose scales are those of a row or of parts of it."""
 TOKENS = 1024
 """The number of a row's logits that are compared, spread over the vocabulary."""
 
@@ -82,11 +93,11 @@ class RowProbe:
 def row_variation(engine: Engine, rows: int, longest: int = 0) -> float:
     """Measure the largest change of a row's logits, in nats; 0.0 if no bit changed.
 
-    The row is computed alone, then beside up to `rows - 1` shorter rows (fewer if the engine holds
-    fewer), as the public row of an empty group if that shares the private rows' passes, beside one
-    of `longest` tokens, the most that a row may have (0: beside none), and then with its last token
-    in its prompt, as in a batch in parts. An engine that has a prefix cache takes all but the first
-    row from it. Raises EngineError if a logit is not a number.
+    The row is computed alone, then next to up to `rows - 1` shorter rows (fewer if the engine holds
+    fewer), as the public row of an empty group if that shares the private rows' passes, next to one
+    of `longest` tokens, the most that a row may have (0: next to no such row), and then with its
+    last token in its prompt, as in a batch in parts. An engine that has a prefix cache takes all
+    but the first row from it. Raises EngineError if a logit is not a number.
     """
     found: dict[str, list[list[float]]] = {}
     for group in _groups(engine, rows, longest):
@@ -168,8 +179,8 @@ def _aligned(other: np.ndarray, alone: np.ndarray, longer: bool) -> tuple[np.nda
 
 
 def _groups(engine: Engine, rows: int, most: int) -> Iterator[LockstepGroup]:
-    """Yield the same first row alone, in groups of growing size, beside a row of `most` tokens, and
-    again with the token that these continue with."""
+    """Yield the same first row alone, in groups of growing size, next to a row of `most` tokens,
+    and again with the token that these continue with."""
     words = min(32, (engine.context_length - POSITIONS) // 8)
     first = min(FIRST_ROW, 3 * words)
     lengths = [first, *(1 + 7 * row % words for row in range(1, rows))]
@@ -191,3 +202,61 @@ def _groups(engine: Engine, rows: int, most: int) -> Iterator[LockstepGroup]:
     longer = tuple((*prompt, token) for prompt in prompts)
     for size in sorted({1, rows}):
         yield LockstepGroup(f"{size}{LONGER}", longer[:size], longer[0], spec, POSITIONS)
+
+
+def refuse_shared_scales(model: str) -> None:
+    """Raise InputError for the folder, or the hub's name, of a model whose activations may be
+    quantised by scales that rows share."""
+    from transformers import AutoConfig  # late: it imports torch
+
+    try:
+        config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        parts = (config, config.get_text_config())
+    except Exception as error:  # damaged files raise errors of many classes
+        raise InputError(
+            f"engine.model: cannot read a configuration from {model} ({type(error).__name__})"
+        ) from None
+    for part in parts:
+        for key in ("quantization_config", "compression_config"):
+            found = getattr(part, key, None)
+            if found and not works_by_rows(found):
+                raise InputError(
+                    f"engine.model: {key} of {model} may quantise activations by a scale of the "
+                    "whole pass, so that a record would move the rows of others; take a model "
+                    "that is not quantised, or its weights only (GPTQ, AWQ)"
+                )
+
+
+def works_by_rows(quantization: Any) -> bool:
+    """Return whether each row of a model that is quantised like this is computed by itself, as far
+    as is known."""
+    if not isinstance(quantization, Mapping):
+        return False
+    method = quantization.get("quant_method")
+    if method == "bitsandbytes":
+        # With 8 bits, columns with a large number in any row are computed otherwise for all rows.
+        return quantization.get("load_in_4bit") is True and not quantization.get("load_in_8bit")
+    if method == "fp8":
+        is_static = quantization.get("activation_scheme") == "static"
+        return is_static or bool(quantization.get("weight_block_size"))
+    if method == "compressed-tensors":
+        return _groups_work_by_rows(quantization)
+    return isinstance(method, str) and method in WEIGHTS_ALONE
+
+
+def _groups_work_by_rows(quantization: Mapping[str, Any]) -> bool:
+    groups = quantization.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        return False
+    activations = [quantization.get("kv_cache_scheme")]
+    for group in groups.values():
+        if not isinstance(group, Mapping):
+            return False
+        activations += [group.get("input_activations"), group.get("output_activations")]
+    return all(each is None or _is_by_rows(each) for each in activations)
+
+
+def _is_by_rows(scheme: Any) -> bool:
+    if not isinstance(scheme, Mapping):
+        return False
+    return scheme.get("dynamic") is False or scheme.get("strategy") in BY_ROWS

@@ -21,9 +21,9 @@ from dpray.engines.base import (
     Samplings,
 )
 from dpray.engines.model_path import resolve_model
-from dpray.engines.schema import Schema
+from dpray.engines.schema.schema import Schema
+from dpray.engines.schema.token_mask import TokenMask, Vocabulary, first_mask, fitted
 from dpray.engines.silence import silence_models
-from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask, fitted
 from dpray.types import InputError, is_interruption, valid_unicode
 
 STAND_IN = "thewordsofthisrequest"

@@ -41,8 +41,8 @@ from dpray.engines.finite_rows import FiniteRows
 from dpray.engines.float32 import without_tf32
 from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
+from dpray.engines.schema.token_mask import TokenMask
 from dpray.engines.text import TextCodec, readable_tokens
-from dpray.engines.token_mask import TokenMask
 from dpray.engines.weights import load_whole
 from dpray.types import InputError
 
@@ -147,9 +147,9 @@ class PublicPass:
 
     The shape of such a pass is a function of the prompt and of the tokens drawn so far, which are
     public. So the logits are too, to the last bit: a set of candidates cut out by them is the same
-    whoever is in the batch, and so is the public gate's answer. In a pass shared with private rows
-    the last bits move with these rows, and a token at the edge of the set flips in or out: a loss
-    without bound.
+    whatever else is in the batch, and so is the public gate's answer. In a pass shared with private
+    rows the last bits move with these rows, and a token at the edge of the set flips in or out: a
+    loss without bound.
     Proof: docs/privacy.md, sections 2.4 and 2.9.
     """
 
@@ -206,8 +206,8 @@ class TransformersEngine(TextCodec):
 
     Rows keep their KV cache while `rows_at_once` allows it: on a CPU `engine.kv_cache_gib`, which
     defaults to what `group` needs (the rows of a typical group, and the tokens of each), on a GPU
-    what `engine.gpu_memory_utilization` leaves beside the model. The other rows of a larger group
-    are computed anew, in parts, for every token.
+    what `engine.gpu_memory_utilization` leaves next to the model. The other rows of a larger group
+    are computed again, in parts, for every token.
     """
 
     shares_public_pass = False
@@ -239,7 +239,7 @@ class TransformersEngine(TextCodec):
             return cpu_cache_bytes(config, needed)
         total = torch.cuda.get_device_properties(self._device).total_memory
         left = config.gpu_memory_utilization * total - torch.cuda.memory_allocated(self._device)
-        # A pass needs room beside the caches that it grows.
+        # A pass needs room next to the caches that it grows.
         return int(left * 0.75)
 
     def rows_at_once(self, tokens: int) -> int:
@@ -264,7 +264,7 @@ class TransformersEngine(TextCodec):
 
     def _batches(self, encoded: list[tuple[int, ...]], samplings: Samplings) -> Iterator[list[int]]:
         """Yield the positions of prompts that go through the model together: their sampling differs
-        in `max_tokens` alone, and the longest prompt with the most new tokens fits the context."""
+        in `max_tokens` only, and the longest prompt with the most new tokens fits the context."""
 
         def key(i: int) -> tuple[Any, ...]:
             return astuple(replace(samplings[i], max_tokens=0))
@@ -378,7 +378,7 @@ class TransformersEngine(TextCodec):
 
     def _split(self, group: LockstepGroup) -> tuple[TokenIds, list[TokenIds]]:
         """Return the private prompts whose rows keep their KV cache, and the parts in which the
-        others are computed for every token; the cache of one part fits beside the kept ones."""
+        others are computed for every token; the cache of one part fits next to the kept ones."""
         private = group.private_prompts
         held = self.rows_at_once(max(map(len, group.prompts)) + group.max_tokens) - 1
         if len(private) <= held:

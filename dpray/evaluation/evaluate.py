@@ -243,7 +243,7 @@ def _warnings(
     if records_a_side < DRAW:
         found.append(
             f"MAUVE and the Fréchet distance shift with the number of records: at "
-            f"{records_a_side} a side (under {DRAW}) read them beside real to real only"
+            f"{records_a_side} a side (under {DRAW}) compare them only with real to real"
         )
     different = len(set(synthetic)) / len(synthetic)
     if different < 0.5:

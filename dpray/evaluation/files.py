@@ -10,6 +10,7 @@ from typing import Any
 
 from dpray.engines.base import Embedder, EngineError
 from dpray.evaluation.evaluate import Labelled, evaluate
+from dpray.evaluation.personal_data import find_patterns
 from dpray.evaluation.settings import EvaluationSettings
 from dpray.extras import require
 from dpray.io.columns import column_of, is_empty, label_name, text_of
@@ -19,7 +20,6 @@ from dpray.io.formats import AS_RECOGNISED, FileFormat, Where
 from dpray.io.records import read_rows
 from dpray.io.table import object_text, turns_text
 from dpray.io.table_schema import json_columns_of
-from dpray.personal_data import find_patterns
 from dpray.runs.folder import refuse_released
 from dpray.types import InputError, OnProgress, no_progress, valid_unicode
 

@@ -1,4 +1,4 @@
-"""The files that dpray writes: whole after a crash, and private ones for their owner alone.
+"""The files that dpray writes: whole after a crash, and private ones for their owner only.
 
 The second half judges places that cannot keep a ledger: folders that Ray deletes, disks on a
 network, and files with more than one name. A place is judged by its resolved path: links are
@@ -25,7 +25,7 @@ import psutil
 from dpray.types import InputError
 
 SQLITE_FULL = ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")
-"""SQLite's names of a full disk; the second is that of the file beside a write-ahead log, which
+"""SQLite's names of a full disk; the second is that of the file next to a write-ahead log, which
 could not grow ("disk I/O error")."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -94,14 +94,14 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder for its owner alone; an existing one is closed to others. Raises OSError."""
+    """Make the folder for its owner only; an existing one is closed to others. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
 
 
 def owners_only(path: str, flags: int) -> int:
-    """Open a file for its owner alone: an `opener` of `open`."""
+    """Open a file for its owner only: an `opener` of `open`."""
     return os.open(path, flags, 0o600)
 
 
@@ -120,7 +120,7 @@ def read_json(path: Path | Traversable, key: str = "") -> dict[str, Any]:
 
 
 def touch_private(path: str) -> None:
-    """Make an empty file for its owner alone if there is none; SQLite gives its journals the same
+    """Make an empty file for its owner only if there is none; SQLite gives its journals the same
     rights. A path that cannot be a file raises nothing here: opening it will.
 
     A file that is there is not opened: closing it would give up the locks that SQLite holds on it
@@ -131,7 +131,7 @@ def touch_private(path: str) -> None:
 
 def write_durably(path: Path, text: str | Iterable[str], *, private: bool = False) -> None:
     """Replace a file with a text, or with texts one after the other. After a crash it holds the old
-    text or the new one, whole. With `private` it is for its owner alone. What cannot be written
+    text or the new one, whole. With `private` it is for its owner only. What cannot be written
     takes no room."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)

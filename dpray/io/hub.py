@@ -132,7 +132,7 @@ def upload_dataset(
     patience: float = PATIENCE,
 ) -> str:
     """Upload `files` of a folder to a hub's data set `name` (`owner/name`) in one commit, and
-    return its address. A new data set is for its owner alone, unless `public`. Of the files there,
+    return its address. A new data set is for its owner only, unless `public`. Of the files there,
     those that fit `patterns` and are not in `files` are removed: they are of an earlier upload.
 
     The token is that of `huggingface_hub`: HF_TOKEN, or the one of `hf auth login`.

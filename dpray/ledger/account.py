@@ -23,7 +23,7 @@ from dpray.accounting.composition import (
     composition,
 )
 from dpray.accounting.event import Event
-from dpray.ledger.chain import Entry
+from dpray.ledger.chain import Entry, check_name, check_public
 from dpray.types import Budget, BudgetRefused, InputError, LedgerError
 
 RELATIVE_ROUNDING = 1e-9
@@ -140,6 +140,27 @@ class Account:
             known = (charge.reserved, self.spent, self.left)
             raise BudgetRefused(self.dataset, *known, detail, rule.needed(total))
         return replace(self, charges=(*self.charges, charge), total=total)
+
+
+def new_account(
+    name: str,
+    budget: Budget,
+    privacy_unit: str,
+    neighboring_relation: str,
+    rule: str = "basic",
+    order: float | None = None,
+) -> Account:
+    """Return the account of a new data set. Raises `InputError` for one that cannot be."""
+    if rule != RenyiComposition.name and order is not None:
+        raise InputError("an order belongs to a budget with the composition renyi")
+    try:
+        composed = composition(rule, budget, order)
+    except ValueError as error:
+        raise InputError(f"data set '{name}': {error}") from error
+    check_name(name)
+    check_public("the name of a privacy unit", [privacy_unit])
+    total = composed.total(())
+    return Account(name, composed, privacy_unit, neighboring_relation, total=total)
 
 
 def raised_to(entry: Entry) -> Budget:

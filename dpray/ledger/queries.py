@@ -34,7 +34,7 @@ datasets = sa.Table(
     # Length and last hash of the chain: entries cut off its end leave no other trace.
     sa.Column("length", sa.BigInteger, nullable=False),
     sa.Column("head", sa.Text, nullable=False),
-    # An admission reads the entries of the account alone: it would not miss a deleted reservation
+    # An admission reads the entries of the account only: it would not miss a deleted reservation
     # without their number.
     sa.Column("reservations", sa.BigInteger, nullable=False),
 )
@@ -259,7 +259,7 @@ def find_account(connection: sa.Connection, dataset: str) -> Account | None:
 
 def file_digests(connection: sa.Connection, contents: Iterable[bytes]) -> list[str]:
     """Return HMAC-SHA256 of each content under the ledger's own key, in hexadecimal. The key
-    leaves the database for this alone: an export confirms no guess of a file."""
+    leaves the database only for this: an export confirms no guess of a file."""
     if not (contents := list(contents)):
         return []
     own = data_key(connection)

@@ -127,7 +127,7 @@ class Store:
         """Return whether the database holds a ledger. Raises `LedgerError` for one that this
         version of dpray did not make, or that has lost a table."""
         inspected = sa.inspect(connection)
-        # Of the first schema alone: another one of the search path may have a table that is lost.
+        # Of the first schema only: another one of the search path may have a table that is lost.
         present = inspected.get_table_names(inspected.default_schema_name)
         if not (found := {name for name in present if name.startswith("dpray_")}):
             return False
@@ -167,7 +167,7 @@ class Store:
 
     def _missing(self) -> MissingLedger:
         return MissingLedger(
-            f"there is no ledger at {self}: a missing ledger is refused, not made anew, because "
+            f"there is no ledger at {self}: a missing ledger is refused, not made again, because "
             "what was spent would be forgotten (`dpray ledger create` makes one)"
         )
 
@@ -289,19 +289,19 @@ def _check_place(path: str, mounts: Mounts) -> None:
 
 def check_one_name(path: str, mounts: Mounts = mounted) -> None:
     """Raise `InputError` if an SQLite file can be reached by a second name: SQLite keeps its newest
-    entries, and its locks, in files beside the name by which it was opened. Symbolic links are no
+    entries, and its locks, in files next to the name by which it was opened. Symbolic links are no
     second name, because SQLite follows them.
 
     Called in every transaction: a name may be added while the ledger is open. Then both names are
     refused.
     """
     why = (
-        "SQLite keeps the newest entries beside each name, so that one budget would be spent twice"
+        "SQLite keeps the newest entries next to each name, so that one budget would be spent twice"
     )
     if (names := names_of_file(path)) > 1:
         raise InputError(
             f"the ledger {path} has {names} names (hard links): {why}; end every command that "
-            "uses it, keep the name that has a `-wal` file beside it (any, if none has one), and "
+            "uses it, keep the name that has a `-wal` file next to it (any, if none has one), and "
             "remove the others"
         )
     if is_mounted_alone(path, mounts):

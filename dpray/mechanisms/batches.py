@@ -18,7 +18,7 @@ from dpray.mechanisms.randomness import generator, named_key
 
 def content_id(text: str, label: str | None) -> str:
     """Return the id of a record that is its own privacy unit, a hash of its content: it depends on
-    that record alone."""
+    that record only."""
     digest = hashlib.blake2b(digest_size=16)
     for part in ("" if label is None else label, text):
         encoded = part.encode("utf-8", "surrogatepass")

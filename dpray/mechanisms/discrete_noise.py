@@ -2,7 +2,7 @@
 
 The samplers are those of Canonne, Kamath and Steinke (2020), in integer arithmetic on the exact
 rational value of the scale. The bits come from OpenSSL's cryptographic generator inside `opendp`.
-The operating system seeds it, and seeds it anew after a fork.
+The operating system seeds it, and seeds it again after a fork.
 
 `opendp` adds in big integers and then clips the sum to int64, which is post-processing: an extreme
 count raises no error that would reveal it. A scale above `MAX_SCALE` is refused, because the noise

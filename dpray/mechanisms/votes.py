@@ -1,7 +1,7 @@
 """Private records vote for their nearest synthetic texts (Xie et al. 2024, step 3). Any public
 vectors may take the place of texts, such as the centroids of topics.
 
-A record's vote must depend on that record and the synthetic texts alone. A float32 search does not
+A record's vote must depend on that record and the synthetic texts only. A float32 search does not
 ensure that: the rounding of a matrix product depends on its number of rows. One more record could
 flip a near-tie of ANOTHER record, and a unit would move more counts than is charged. So float32
 decides only if rounding cannot matter, and near-ties are settled in exact arithmetic: embeddings
@@ -39,7 +39,7 @@ class VoteHistogram:
     """One vote: discrete Gaussian noise of standard deviation `noise_std` on every count.
 
     Guarantee: add or remove one unit. In an iteration each record votes for one text, which depends
-    on that record and the public population alone (`count_votes`). A unit casts at most k =
+    on that record and the public population only (`count_votes`). A unit casts at most k =
     `records_per_unit` votes, over the counts of all classes together, and all of them may fall on
     one text: the sensitivity is k, in L1 and in L2. Each iteration costs `dp_event`; its population
     depends on the iterations before (adaptive composition). Proof: docs/privacy.md, sections 3.2

@@ -10,10 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from dpray.config.config import Config
-from dpray.config.loading import parse, read_tree
 from dpray.config.sections import SMALLEST_EPSILON, Count, MethodSettings, TextSettings
-from dpray.io.schema_file import is_grammar
-from dpray.io.table_schema import check_properties, json_columns_of, turns_schema
+from dpray.io.settings_file import parse, read_tree
+from dpray.io.table_schema import check_properties, is_grammar, json_columns_of, turns_schema
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings

@@ -2,7 +2,7 @@
 `datasets` and hub read, Croissant metadata, and a sheet for the questions of NIST SP 800-226.
 
 All three are made of files that may be released: the privacy report, the synthetic records and
-their table.
+their table. `share` uploads them to a hub of data sets, and nothing that is private.
 """
 
 from __future__ import annotations
@@ -22,16 +22,50 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from dpray.evaluation.personal_data import LIMITS, find_patterns, in_words
 from dpray.extras import is_installed
 from dpray.io.files import read_json, sha256_of, write_durably
+from dpray.io.hub import PUSH, check_dataset_name, upload_dataset
 from dpray.io.records import read_rows
-from dpray.personal_data import LIMITS, find_patterns, in_words
-from dpray.report.licenses import hub_license
 from dpray.report.nist import privacy_sheet
-from dpray.report.page import check_complete, odds_of, templates, which_methods
+from dpray.report.page import PAGE, check_complete, odds_of, templates, which_methods, write_report
 from dpray.report.tables import bound
 from dpray.runs.folder import MODEL, TABLES
-from dpray.types import InputError, valid_unicode
+from dpray.types import InputError, did_you_mean, valid_unicode
+
+HUB = """
+afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
+bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0
+cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0
+cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0
+cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0
+creativeml-openrail-m deepfloyd-if-license ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 gemma gfdl
+gpl gpl-2.0 gpl-3.0 isc lgpl lgpl-2.1 lgpl-3.0 lgpl-lr llama2 lppl-1.3c mit mpl-2.0 ms-pl ncsa
+odbl odc-by ofl-1.1 openrail openrail++ osl-3.0 other pddl postgresql unknown unlicense wtfpl zlib
+"""
+LICENSES = HUB.split()
+"""The licences that a hub of data sets knows."""
+
+SPDX = {
+    **{f"{name}-1.0": name for name in ("c-uda", "odbl", "odc-by", "pddl")},
+    "lgpllr": "lgpl-lr",
+}
+"""Identifiers of SPDX that the hub shortens. It writes all others in small letters, and the GPLs
+without what SPDX says of later versions."""
+
+
+def hub_license(given: str) -> str:
+    """Return the hub's identifier of a licence that is written as the hub or SPDX writes it, in any
+    case. Raises InputError that names near ones."""
+    plain = re.sub(r"[\s_]+", "-", given.strip().lower())
+    short = re.sub(r"-only$|-or-later$|(?<=\d)\+$", "", plain)
+    found = SPDX.get(short, short)
+    if found in LICENSES:
+        return found
+    begun = [name for name in LICENSES if plain and name.startswith(plain)]
+    near = f" (one of {', '.join(begun)}?)" if begun else did_you_mean(plain, LICENSES)
+    raise InputError(f"--license: the hub has no licence of this name{near}; `other` is any other")
+
 
 CARD, CROISSANT, SHEET = "README.md", "croissant.json", "nist_sp_800_226.html"
 
@@ -78,6 +112,15 @@ CONTEXT = {
     **{key: f"cr:{key}" for key in TERMS.split()},
 }
 """The context of Croissant 1.0, which every file of metadata begins with."""
+
+OF_MODEL = tuple(
+    f"{MODEL}/*{ending}" for ending in (".safetensors", ".json", ".jinja", ".model", ".txt")
+)
+"""Patterns of the files that `save_pretrained` writes of a model and its tokenizer. Of the files
+that fit, those are uploaded that the report names."""
+
+RELEASED = (RECORDS, *TABLES, REPORT, PAGE, CARD, CROISSANT, SHEET, *OF_MODEL)
+"""Patterns of the files that are uploaded. Nothing else in a run's folder ever is."""
 
 
 @dataclass(frozen=True)
@@ -292,3 +335,53 @@ def _columns(schema: pa.Schema) -> dict[str, tuple[str, bool]]:
         if kind is not None:
             found[column.name] = (kind, is_list)
     return found
+
+
+def share(
+    run_dir: Path,
+    repository: str,
+    *,
+    name: str | None = None,
+    license: str | None = None,
+    public: bool = False,
+    endpoint: str | None = None,
+) -> tuple[list[Path], str]:
+    """Write the card of a release as `write_card` does, and upload the release to the hub's data
+    set `repository` (`owner/name`), for its owner only unless `public`. Return the paths of the
+    card's files and the address on the hub.
+
+    Raises InputError as `write_card` and `upload_dataset` do, for a public release without a
+    licence, and for a link among the released files: what it leads to may be private.
+    """
+    check_dataset_name(repository)
+    released_files(run_dir)  # before a file behind a link is read
+    stated = license_there(run_dir) if license is None else hub_license(license)
+    if public and stated == "unknown":
+        raise InputError(f"--license: {PUSH} with --public needs a licence, such as cc-by-4.0")
+    paths = write_card(run_dir, name, license)
+    # The page that an older version of dpray left there may have private figures.
+    write_report(run_dir, public=True)
+    url = upload_dataset(
+        run_dir,
+        released_files(run_dir),
+        repository,
+        public=public,
+        patterns=RELEASED,
+        endpoint=endpoint,
+    )
+    return paths, url
+
+
+def released_files(run_dir: Path) -> list[str]:
+    """Return the files of a release by their paths in the run's folder, of its model those that the
+    report names: others may have been put there. Raises InputError for a link among them."""
+    found = [path for pattern in RELEASED for path in sorted(run_dir.glob(pattern))]
+    for path in (run_dir / MODEL, *found):
+        if path.is_symlink():
+            raise InputError(f"{path}: a link is not uploaded; put the file itself there")
+    of_model: set[Path] = set()
+    if has_model(run_dir):
+        named = read_json(run_dir / REPORT).get("model") or {}
+        of_model = {run_dir / MODEL / name for name in (REPORT, *named)}
+    files = (path for path in found if path.parent == run_dir or path in of_model)
+    return [path.relative_to(run_dir).as_posix() for path in files if path.is_file()]

@@ -21,7 +21,7 @@ Report = Mapping[str, Any]
 @dataclass(frozen=True)
 class Answer:
     """One question of the sheet. `source` is a key of the privacy report or a page of dpray's
-    documentation; without one, whoever has the data has to answer."""
+    documentation; without one, anyone who has the data has to answer."""
 
     question: str
     answer: str = ""
@@ -63,8 +63,8 @@ def _guarantee(report: Report) -> list[Answer]:
         ),
         Answer(
             "What do they mean at worst?",
-            f"{worst}. Whoever guesses whether one unit was in the data, where both were equally "
-            f"likely before, is right at most {odds['attacker_percent']} % of the time.",
+            f"{worst}. Anyone who guesses whether one unit was in the data, if both were "
+            f"equally likely before, is right at most {odds['attacker_percent']} % of the time.",
             "epsilon, delta",
         ),
         Answer(
@@ -178,7 +178,7 @@ def _deployment(report: Report) -> list[Answer]:
     return [
         Answer(
             "Who is trusted?",
-            "Whoever runs dpray, its machines, its ledger and its model endpoint sees private "
+            "Anyone who runs dpray, its machines, its ledger and its model endpoint sees private "
             "records or could change the noise. Readers of the release are not trusted.",
             "SECURITY.md",
         ),

@@ -10,7 +10,7 @@ from decimal import ROUND_CEILING, Context
 from statistics import fmean
 from typing import Any
 
-from dpray.personal_data import LIMITS, in_words
+from dpray.evaluation.personal_data import LIMITS, in_words
 
 FIDELITY = {
     "frechet_distance": "Fréchet distance (0)",
@@ -70,7 +70,7 @@ def _downstream(found: Result) -> DataTable:
 def _fidelity(found: Result) -> DataTable:
     pair = ("synthetic", "real")
     return DataTable(
-        f"Embeddings beside those of real test records: {number(found['records_a_side'])} a side, "
+        f"Embeddings next to those of real test records: {number(found['records_a_side'])} a side, "
         f"{number(found['records_a_draw'])} a side for MAUVE. Mean ± "
         f"standard deviation over {found['draws']} draws.",
         ("Measure (best)", "Synthetic", "Other real records"),
@@ -165,7 +165,7 @@ def _columns(found: Result) -> DataTable | None:
 
 def _personal_data(found: Result) -> DataTable:
     return DataTable(
-        f"Personal data, as far as patterns find it in the synthetic texts alone. {LIMITS}",
+        f"Personal data, as far as patterns find it in the synthetic texts only. {LIMITS}",
         ("Matches", "Texts with a match"),
         [in_words(found)],
     )

@@ -101,7 +101,7 @@ def ask_cached(
     text that was paid for.
 
     `on_completion` is called once for each request when its text is there, for cached ones at once.
-    Texts come from the cache alone, so a resumed run sees the very texts that the first one saw.
+    Texts come from the cache only, so a resumed run sees the very texts that the first one saw.
     Raises the errors of the engine and of `CallCache.put`, and ValueError for an id that occurs
     twice.
     """

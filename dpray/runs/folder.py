@@ -3,7 +3,7 @@
 ```
 synthetic.jsonl, privacy_report.json, privacy_report.html, run.json     may be released
 table.jsonl, table.parquet                         may be released, where a record is a table's row
-private/                                           never, and its owner alone can open it
+private/                                           never, and only its owner can open it
   lock, staging/ (not yet committed), parts/ (committed), room (on the disk, for what is drawn)
 ```
 A part is the output of some batches by one attempt (`*.jsonl`), or of one mechanism (`*.json`). It
@@ -49,6 +49,8 @@ ROOM = "room"
 ROOM_BYTES = (64 << 20, 8 << 20, 1 << 20, 256 << 10)
 """The file in `private` that takes room on the disk before a draw, and its size: the first of these
 that the disk holds."""
+
+DISK_FULL = "output.path: no space is left on its disk, or on the ledger's; make room"
 
 TABLES = ("table.jsonl", "table.parquet")
 
@@ -106,8 +108,8 @@ class ReleaseFolder:
         self._lock.close()
 
     def of_method(self, name: str) -> ReleaseFolder:
-        """Return the same folder for one method of a chained run: it sees, and writes, the parts
-        alone whose names begin with its own."""
+        """Return the same folder for one method of a chained run: it sees, and writes, only
+        the parts whose names begin with its own."""
         folder = copy.copy(self)
         folder.prefix = f"{name}."
         return folder
@@ -232,7 +234,7 @@ class ReleaseFolder:
 
     def remove_work(self) -> None:
         """Remove the parts and scratch folders, which say nothing that the release does not. The
-        outputs of mechanisms stay: everything may be drawn from them anew, at no cost. So do files
+        outputs of mechanisms stay: everything may be drawn from them again, at no cost. So do files
         that are not the run's own: people keep ledgers and evaluations in `private`."""
         for path in [*self.staging.iterdir(), *self.parts.glob("*.jsonl")]:
             path.unlink()

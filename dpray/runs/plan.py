@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from dpray.accounting.accountant import Cost, calibrate, cost
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
-from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.config.sections import MethodSettings
 from dpray.engines.base import Engine
 from dpray.engines.model_path import tuned_without_noise, with_bases
 from dpray.engines.text import TextCodec
 from dpray.mechanisms.labels import LabelHistogram
+from dpray.mechanisms.monte_carlo import Target
 from dpray.types import InputError
 from dpray.workers.engine import with_absolute_model
 from dpray.workers.rows import Row
@@ -49,7 +49,7 @@ class TokenLimit:
 class Reads:
     """The part of a row that a method reads.
 
-    column_values: the public values of the columns beside the text and the unit.
+    column_values: the public values of the columns other than the text and the unit.
     token_limits: the limits at which private texts are cut.
     checked_first: whether every record is read before the first mechanism begins. A method needs
         that if it reads records, or these columns, only after a mechanism has begun, when a bad one
@@ -97,11 +97,11 @@ class Plan(ABC):
     @abstractmethod
     def method_summary(self) -> dict[str, Any]:
         """Return the resolved method, the expected records and LLM calls, and warnings: the keys of
-        `dpray plan --json` beside the guarantee's."""
+        `dpray plan --json` next to the guarantee's."""
 
     @abstractmethod
     def lines(self) -> dict[str, str]:
-        """Return the lines of the plan for people, beside the guarantee: name and text."""
+        """Return the lines of the plan for people, next to the guarantee: name and text."""
 
     @property
     def reads(self) -> Reads:

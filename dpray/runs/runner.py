@@ -3,7 +3,7 @@ charge, make it durable, begin a mechanism, run it, stage its output, commit tha
 publish it. A run has one open ledger.
 
 `Session.publish_once` and the methods' `release` decide what runs again after a crash,
-`dpray.runs.attempts` whether another attempt follows.
+`dpray.runs.failures` whether another attempt follows.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ from dpray.io.file_list import file_digests, fingerprint
 from dpray.io.files import read_json, write_durably
 from dpray.io.units import UNIT_NAMES
 from dpray.ledger.chain import nearly
-from dpray.ledger.ledger import Ledger
-from dpray.ledger.protocol import NullLedger, RunLedger
+from dpray.ledger.ledger import Ledger, NullLedger, RunLedger
 from dpray.ledger.store import parse_url, shown_url
 from dpray.mechanisms.randomness import new_salt
-from dpray.runs.attempts import release_with_repeats
 from dpray.runs.call_cache import CALLS
+from dpray.runs.failures import OtherPlan, release_with_repeats
 from dpray.runs.folder import CONFIG, ReleaseFolder
 from dpray.runs.plan import Plan, privacy_unit
 from dpray.runs.privacy_report import DIGEST, privacy_report, public_config, versions
 from dpray.runs.session import Release, Session
-from dpray.runs.standing import OtherPlan
 from dpray.runs.table import write_table
 from dpray.types import (
     Budget,
@@ -279,7 +277,7 @@ class Run:
         if state == "reserved" and not (is_free or is_held):
             raise InputError(
                 "privacy.ledger: the ledger does not hold this run's charge; a run that began is "
-                f"not charged anew (output.path: {self.plan.config.output.path})"
+                f"not charged again (output.path: {self.plan.config.output.path})"
             )
         has_begun = self._has_begun(ledger)
         self._check_same_configuration(has_begun)

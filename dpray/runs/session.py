@@ -8,7 +8,7 @@
         return Release([{"text": text} for text in texts], {"llm_calls": len(texts)})
 
 `release` runs from top to bottom, and from the top again after a crash: what it published is there
-then, what the language model answered is in a cache, and all else is computed anew.
+then, what the language model answered is in a cache, and all else is computed again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
 from dpray.io.files import disk_is_full, write_durably
-from dpray.ledger.protocol import RunLedger
+from dpray.ledger.ledger import RunLedger
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
-from dpray.runs.folder import ReleaseFolder
+from dpray.runs.folder import DISK_FULL, ReleaseFolder
 from dpray.runs.plan import Plan, label_histogram
-from dpray.runs.standing import DISK_FULL
 from dpray.types import (
     AlreadyPublished,
     DprayError,
@@ -100,7 +99,7 @@ class Session(Generic[P]):
 
     @property
     def in_process(self) -> bool:
-        """Return whether the run uses this process alone, without Ray."""
+        """Return whether the run uses this process only, without Ray."""
         return not self.config.runtime.uses_ray
 
     def charge_key(self, name: str = "") -> str:

@@ -1,7 +1,7 @@
 """Writes the synthetic records of a table as `table.jsonl` and `table.parquet`.
 
 Each row has the columns of the private data and that of its label; a conversation is a list of
-messages. Both files are made from released records alone. Rows of a run without noise are stamped
+messages. Both files are made from released records only. Rows of a run without noise are stamped
 `not_private`, as its records are.
 """
 
@@ -33,7 +33,7 @@ Rows = Iterable[dict[str, Any]]
 
 
 def write_table(synthetic: Path, data: DataConfig) -> dict[str, int]:
-    """Write the table of the records in the file `synthetic` beside it. Return the numbers of
+    """Write the table of the records in the file `synthetic` next to it. Return the numbers of
     `rows`, and of records that are `left_out`: without a schema a text may not parse as a row."""
     table, parquet = map(synthetic.with_name, TABLES)
     counts = {"rows": 0, "left_out": 0}

@@ -25,13 +25,12 @@ from ray import serve
 from ray.exceptions import RayActorError
 from starlette.exceptions import HTTPException
 
-from dpray.config.loading import parse
 from dpray.config.sections import EngineConfig
 from dpray.engines.embedder import locate_embedder
 from dpray.engines.model_path import resolve_model
-from dpray.engines.vllm_model import DEFAULT_CONTEXT, ENVIRONMENT, vllm_options
-from dpray.serving.errors import reraise
-from dpray.serving.front import FRONT_ENVIRONMENT
+from dpray.engines.vllm.model import DEFAULT_CONTEXT, ENVIRONMENT, vllm_options
+from dpray.io.settings_file import parse
+from dpray.serving.errors import FRONT_ENVIRONMENT, reraise
 from dpray.serving.guard import Endpoint, Guard
 from dpray.serving.requests import ChatCall, CompletionCall, EmbeddingCall, Room
 from dpray.serving.settings import (
@@ -164,8 +163,8 @@ def _llm_room(engine: EngineConfig, served: ServedLLM) -> Room:
 
 
 def _llm(engine: EngineConfig, served: ServedLLM, name: str) -> serve.Application:
-    """Make the deployment of `engine`, with vLLM's arguments of `dpray.engines.vllm`. Lockstep
-    decoding is not served."""
+    """Make the deployment of `engine`, with vLLM's arguments of `dpray/engines/vllm/engine.py`.
+    Lockstep decoding is not served."""
     folder = resolve_model(engine.model)
     options = vllm_options(engine, on_gpu=served.gpus_per_replica > 0) | engine.model_dump(
         include={"max_model_len", "max_num_batched_tokens"}, exclude_none=True

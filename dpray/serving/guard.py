@@ -6,7 +6,7 @@ error in OpenAI's format.
 
 Every caller has a key, a number of requests in flight and a share of each model. A share keeps
 callers from starving each other. With two keys or more, a caller's requests take at most half of a
-model's room and wait for each other beyond it, so that the next caller finds room at once beside a
+model's room and wait for each other beyond it, so that the next caller finds room at once next to a
 busy one. With k busy callers a request waits for at most k / 2 rounds of the model. Each gateway
 gives away its part of the room and of every limit, so that the parts of all gateways add up to no
 more than the whole.

@@ -116,7 +116,7 @@ class Generation(_Checked):
         """Return the tokens of all sequences, or the least that they take if that is more.
 
         A token has at least one byte: the bytes of a prompt are an upper bound of its tokens, which
-        the model alone counts. No sequence is longer than the context, which is `room.smallest`.
+        only the model counts. No sequence is longer than the context, which is `room.smallest`.
         """
         n, context = self.n or 1, room.smallest
         answers = n * min(self.answer_tokens() or context, context)

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dpray.config.loading import parse, read_tree
 from dpray.config.sections import (
     Count,
     EmbedderConfig,
@@ -21,6 +20,7 @@ from dpray.config.sections import (
     RuntimeConfig,
     Section,
 )
+from dpray.io.settings_file import parse, read_tree
 
 LOOPBACK = "127.0.0.1"
 _HASHED = re.compile(r"sha256:[0-9a-f]{64}")

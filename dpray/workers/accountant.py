@@ -19,9 +19,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from dpray.ledger.ledger import Heads, Ledger
-from dpray.ledger.operations import Operation
-from dpray.ledger.protocol import RunLedger
+from dpray.ledger.ledger import Heads, Ledger, RunLedger, Write
 from dpray.ledger.store import parse_url
 from dpray.types import DprayError, Resumable
 from dpray.version import __version__
@@ -47,19 +45,20 @@ class Accountant:
         self._url = url
         self._ledger: Ledger | None = None
         self._opening = threading.Lock()
-        self._waiting: SimpleQueue[tuple[Operation, Future[Any]]] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Write, Future[Any]]] = SimpleQueue()
         threading.Thread(target=self._write_queue, daemon=True).start()
 
-    def write(self, operation: Operation) -> tuple[Any, Heads]:
+    def write(
+        self, operation: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> tuple[Any, Heads]:
         """Return the operation's answer and the heads of the chains that were seen, for the
         accountant after this one."""
         try:
-            operation.check()  # here, because a price may take a while to compute
             ledger = self._open()
         except DprayError as error:
             return error, {}
         answer: Future[Any] = Future()
-        self._waiting.put((operation, answer))
+        self._waiting.put((Write(operation, arguments, options), answer))
         return answer.result(), ledger.chain_heads()
 
     def read(self, query: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -109,8 +108,8 @@ class AccountantClient(RunLedger):
         self._actor = while_lost(_start_actor, self._url, self._node_id)
         self._heads: Heads = {}
 
-    def write(self, operation: Operation) -> Any:
-        answer, heads = self._call("write", operation)
+    def write(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        answer, heads = self._call("write", operation, *arguments, **options)
         if isinstance(answer, DprayError):
             raise answer
         self._heads |= heads

@@ -29,7 +29,7 @@ from dpray.types import (
 E = TypeVar("E", bound=BaseException)
 
 PATIENCE = 30
-"""Seconds in which a cluster has to answer: the head may be starting anew."""
+"""Seconds in which a cluster has to answer: the head may be starting again."""
 
 COUNTED_BY = (
     "register_dataset_to_stats_actor",
@@ -168,7 +168,7 @@ def ended_for_memory(error: BaseException) -> bool:
 
 class LostTooOften(Exception):
     """The same work was lost with `runtime.max_attempts` actors, the last time by the error `last`:
-    a command repeats it no more."""
+    a command stops repeating it."""
 
     def __init__(self, last: Exception) -> None:
         super().__init__(last)

@@ -61,13 +61,13 @@ def build_engine(
     model = resolve_model(config.model)
     require(f"engine.kind {config.kind}", "torch")
     if public_alone is not None:
-        from dpray.engines.quantised import refuse_shared_scales
+        from dpray.engines.row_variation import refuse_shared_scales
 
         refuse_shared_scales(model)
         if config.kind == "transformers":  # vLLM computes the angles once, when it loads
             refuse_kept_state(model)
     if config.kind == "vllm":
-        from dpray.engines.vllm import VllmEngine
+        from dpray.engines.vllm.engine import VllmEngine
 
         private = public_alone is not None
         return VllmEngine(

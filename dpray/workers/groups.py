@@ -276,7 +276,7 @@ def slice_of(
     block: pa.Table, number: int, count: int, only: Collection[str] | None = None
 ) -> pa.Table:
     """Return the rows of slice `number` of a block that is cut in `count`, or those of its groups
-    that are in `only`. The names alone bound a slice: a block that is gathered anew has the same
+    that are in `only`. Only the names bound a slice: a block that is gathered again has the same
     slices."""
     names = sorted(block.column(KEY).unique().to_pylist())
     start, end = len(names) * number // count, len(names) * (number + 1) // count

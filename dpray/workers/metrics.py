@@ -1,7 +1,7 @@
 """A run on Ray shows public quantities on the cluster's own metrics pages, for Prometheus.
 
-Ray writes each name with `ray_` before it, and `_total` behind a counter's. Whoever reads the pages
-also sees when a number changed, and running time is not covered by any epsilon
+Ray writes each name with `ray_` before it, and `_total` behind a counter's. Anyone who reads the
+pages also sees when a number changed, and running time is not covered by any epsilon
 (docs/sharp_edges.md): they stay inside. Without Ray nothing is exported, and nothing of Ray is
 imported.
 """
@@ -34,7 +34,7 @@ METRICS = (  # each is public for the reason above it
     # The owner of the data set chose it, and `dpray ledger show` prints it.
     Metric("dpray_budget_epsilon", "gauge", DATASET, "Epsilon of the budget."),
     Metric("dpray_budget_delta", "gauge", DATASET, "Delta of the budget."),
-    # Charges follow from configurations alone.
+    # Charges follow from configurations only.
     Metric("dpray_reserved_epsilon", "gauge", DATASET, "Epsilon of all charges."),
     Metric("dpray_reserved_delta", "gauge", DATASET, "Delta of all charges."),
     Metric("dpray_run_epsilon", "gauge", RUN, "Epsilon that the run was charged; 0 for none."),
@@ -44,7 +44,7 @@ METRICS = (  # each is public for the reason above it
     # The progress bar shows the same.
     Metric("dpray_activity_done", "gauge", RUN, "Finished parts of the present work."),
     Metric("dpray_activity_parts", "gauge", RUN, "All parts of it; 0 if their number is private."),
-    # Counted in published batches alone: the release and its report hold it.
+    # Counted in published batches only: the release and its report hold it.
     Metric("dpray_tokens", "counter", RUN, "Tokens of published texts."),
     Metric("dpray_private_tokens", "counter", RUN, "Those drawn with private texts."),
 )
@@ -61,7 +61,7 @@ def no_metrics(name: str, value: float, tags: dict[str, str]) -> None:
 
 class Exporter:
     """Sets the metrics of this process, each made by `make` when it is first needed. `refresh` sets
-    all gauges anew: Ray drops one that was not set for twice its report interval."""
+    all gauges again: Ray drops one that was not set for twice its report interval."""
 
     def __init__(self, make: Callable[[Metric], Any]) -> None:
         self._make = cache(make)

@@ -175,8 +175,8 @@ class PoolActor:
             except Exception as error:
                 self._results.put(_Event(has_ended=True, error=error))
             except BaseException as error:
-                # A SystemExit is nobody's wish in this thread. Ray would log its words, and take
-                # the actor for lost.
+                # Nobody asked this thread to exit. Ray would log the words of a SystemExit, and
+                # take the actor for lost.
                 ended = RuntimeError(type(error).__name__)
                 self._results.put(_Event(has_ended=True, error=ended))
             else:

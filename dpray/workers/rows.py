@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -12,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
+from dpray.engines.base import EngineError
 from dpray.io.columns import column_of, is_empty, match_label, value_name
 from dpray.io.file_list import file_digest, list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, numbered, read_piece
 from dpray.io.units import unit_of
 from dpray.mechanisms.batches import content_id, content_rank
-from dpray.types import InputError
-from dpray.workers.failures import without_words
+from dpray.types import DprayError, InputError, is_interruption
 
 if TYPE_CHECKING:
     import ray.data
@@ -100,7 +102,7 @@ def record_rows(
     its file and of its row there, which depend on no other row's content.
 
     With `data.empty: skip`, a row whose text is empty is no record. Claim: whether it is one
-    depends on that row alone, and the rows are numbered before any is left out. So a data set
+    depends on that row only, and the rows are numbered before any is left out. So a data set
     without such a row, or with a text in it, has the same records otherwise, in the same batches:
     adding or removing a unit still adds or removes its own records only, and every sensitivity
     stays what it is. How many rows were left out is private, and is shown nowhere.
@@ -269,3 +271,28 @@ def _columns(
         if columns[name] not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
     return columns
+
+
+class WorkerError(Exception):
+    """A library's error in a worker, of which only the name is left.
+
+    Ray keeps the text of an error that a task raised until the cluster ends, and its dashboard
+    shows it to anyone with the cluster's token. A library's error may quote a record.
+    """
+
+
+@contextmanager
+def without_words() -> Iterator[None]:
+    """Raise an error of the system by its number and one of a library by its name only. Those of
+    dpray pass: they quote no record."""
+    try:
+        yield
+    except (DprayError, EngineError):
+        raise
+    except OSError as error:
+        number = error.errno or 0
+        raise OSError(number, os.strerror(number)) from None
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        raise WorkerError(type(error).__name__) from None

@@ -3,7 +3,7 @@
 A shard's answers hold no noise: the caller adds up the answers of all shards and adds the noise
 once. Shards are no actors of a pool, because no other actor can do a shard's work: every question
 goes to all of them, and with a lost actor its records are lost. Then the attempt ends with Ray's
-error, and the next attempt reads the records anew.
+error, and the next attempt reads the records again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from dpray.types import InputError
 from dpray.workers.cluster import never_repeated, own_errors
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.engine_pool import on_pool
-from dpray.workers.failures import without_words
 from dpray.workers.rows import (
     CHUNK,
     Row,
@@ -38,6 +37,7 @@ from dpray.workers.rows import (
     local_rows,
     ray_rows,
     record_rows,
+    without_words,
 )
 
 Embeddings = npt.NDArray[np.float32]
@@ -154,7 +154,7 @@ class Voters:
     """One shard of the private records, embedded once. Its counts are exact and private: `Vote`
     adds the noise to the sum of all shards.
 
-    Claim: a record's embedding depends on that record alone, and public ones on public texts alone:
+    Claim: a record's embedding depends on that record only, and public ones on public texts only:
     they come from a copy of the model that never reads a private text. Both copies were tried for a
     state that they keep. Raises InputError or EngineError for a model that cannot be used.
     """
@@ -171,7 +171,7 @@ class Voters:
             by_label[row["label"]].append(row["text"])
         for label, texts in by_label.items():
             # One text at a time: in a batch, its embedding's last bits would depend on the other
-            # records, and a record's vote may depend on that record alone.
+            # records, and a record's vote may depend on that record only.
             self._parts[label].append(self._embedder.embed(texts, batch_size=1))
 
     def embed(self, texts: Sequence[str]) -> Embeddings:

@@ -11,11 +11,11 @@ from opacus_sgd import ALPHA, CLIP, NOISE, RANK, RATE, parsed, same_adapters
 
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
-from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.model import load_loss
-from dpray.training.settings import TrainingSettings
-from dpray.training.step import DpSgdStep, TrainingText, share
-from dpray.training.training import ReferenceTrainer
+from dpray.methods.dp_sgd.training.clipped_loss import PerExampleLoss
+from dpray.methods.dp_sgd.training.model import load_loss
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText, share
+from dpray.methods.dp_sgd.training.training import ReferenceTrainer
 
 
 class Watched(ReferenceTrainer):

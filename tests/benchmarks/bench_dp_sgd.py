@@ -24,9 +24,9 @@ from typing import Any
 import torch
 import typer
 
-from dpray.training.clipped_loss import IGNORED, MicroBatch, PerExampleLoss
-from dpray.training.settings import Precision
-from dpray.training.step import TrainingText
+from dpray.methods.dp_sgd.training.clipped_loss import IGNORED, MicroBatch, PerExampleLoss
+from dpray.methods.dp_sgd.training.settings import Precision
+from dpray.methods.dp_sgd.training.step import TrainingText
 
 MODELS = ("gpt2", "llama")
 TUNINGS = ("full", "lora")

@@ -35,8 +35,8 @@ from rich.table import Table
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, Prompt
-from dpray.engines.schema import Form, Schema
-from dpray.engines.vllm import VllmEngine
+from dpray.engines.schema.schema import Form, Schema
+from dpray.engines.vllm.engine import VllmEngine
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken
 from tests.engines.tiny_model import make_model, sentence

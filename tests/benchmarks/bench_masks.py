@@ -88,7 +88,7 @@ def byte_signs() -> dict[int, str]:
 def llguidance(tokens: list[bytes], eos: int) -> Callable[[str], Matcher]:
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-    from dpray.engines.schema import Schema, compile_limits
+    from dpray.engines.schema.schema import Schema, compile_limits
 
     class Words:
         def __init__(self) -> None:

@@ -28,11 +28,11 @@ import torch
 import torch.distributed as dist
 import typer
 
-from dpray.training import ranks as zero
-from dpray.training.model import deepspeed_on_stderr, load_loss
-from dpray.training.settings import TrainingSettings
-from dpray.training.step import DpSgdStep, TrainingText
-from dpray.training.training import shape_of
+from dpray.methods.dp_sgd.training import ranks as zero
+from dpray.methods.dp_sgd.training.model import deepspeed_on_stderr, load_loss
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
+from dpray.methods.dp_sgd.training.training import shape_of
 
 STEP = DpSgdStep(0.5, 1.0, 1.0, 4.0)
 KINDS = ("weights", "optimizer", "sum between", "sum within")

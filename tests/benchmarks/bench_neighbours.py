@@ -5,7 +5,7 @@
 A batch goes through a model with one text whose weight is 0, and once more without that text: the
 L2 norm of the difference of the sums of the others' clipped gradients, over C, at its largest over
 the removed texts. `fixed` are the micro-batches that training uses
-(`dpray.training.step.share`); `ragged` is for comparison: texts sorted by length, as
+(`dpray.methods.dp_sgd.training.step.share`); `ragged` is for comparison: texts sorted by length, as
 long as the longest of each micro-batch. Random tokens, lognormal lengths; without `--model`
 the tiny Llama of the tests. Prints Markdown; the seconds are of one pass over the batch.
 """
@@ -21,11 +21,11 @@ from typing import Any, get_args
 import torch
 import typer
 
-from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.training.ghost_norms import weighted_sum
-from dpray.training.settings import Precision
-from dpray.training.step import TrainingText, share
-from tests.training.tiny_gradients import llama, lora
+from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch, PerExampleLoss
+from dpray.methods.dp_sgd.training.ghost_norms import weighted_sum
+from dpray.methods.dp_sgd.training.settings import Precision
+from dpray.methods.dp_sgd.training.step import TrainingText, share
+from tests.methods.dp_sgd.training.tiny_gradients import llama, lora
 
 SIZE, LONGEST, C = 8, 60, 1.0
 

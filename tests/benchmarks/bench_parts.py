@@ -27,7 +27,7 @@ from rich.table import Table
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, Prompt
 from dpray.engines.kv_cache import GIB, bytes_per_token
-from dpray.engines.vllm import VllmEngine
+from dpray.engines.vllm.engine import VllmEngine
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken
 from tests.benchmarks.bench_lockstep import SHAPE, fill_vocabulary

@@ -34,7 +34,7 @@ from dpray.mechanisms.randomness import new_salt
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
 from dpray.methods.private_prediction.release import batches_of
-from dpray.registry import make_plan, run
+from dpray.methods.registry import make_plan, run
 from dpray.workers.cluster import start_ray
 from dpray.workers.groups import group_texts
 from dpray.workers.rows import record_rows

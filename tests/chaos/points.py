@@ -22,8 +22,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpray.ledger.ledger import Ledger
-from dpray.ledger.operations import Operation, Reserve
+from dpray.ledger.ledger import Ledger, Write
 from dpray.ledger.store import Store
 
 Reach = Callable[[str], None]
@@ -113,10 +112,10 @@ def watch_ledger(reach: Reach) -> None:
     transact, begin, create = Ledger._transact, Store.begin, Store._create
     at_work = threading.local()
 
-    def watched_transact(ledger: Ledger, operations: Sequence[Operation]) -> list[Any]:
-        at_work.name = name = "+".join(map(name_of, operations))
+    def watched_transact(ledger: Ledger, writes: Sequence[Write]) -> list[Any]:
+        at_work.name = name = "+".join(map(name_of, writes))
         reach(f"before {name}")
-        answers = transact(ledger, operations)
+        answers = transact(ledger, writes)
         reach(f"after {name}")
         return answers
 
@@ -140,6 +139,5 @@ def watch_ledger(reach: Reach) -> None:
         setattr(owner, name, watched)
 
 
-def name_of(operation: Operation) -> str:
-    is_trial = isinstance(operation, Reserve) and operation.is_trial
-    return "trial" if is_trial else type(operation).__name__
+def name_of(write: Write) -> str:
+    return "trial" if write.options.get("is_trial") else write.operation.__name__

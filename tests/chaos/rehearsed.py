@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpray import registry
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry
 from dpray.methods.config import parse_config
 from dpray.types import Budget
 from dpray.workers import shards

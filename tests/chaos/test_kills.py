@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 STATES = {
     f"{place} {operation} #1"
     for place in ("before", "uncommitted", "after")
-    for operation in ("Reserve", "Begin", "Publish", "Commit")
+    for operation in ("reserve", "begin", "publish", "commit")
 }
 """A run of any method passes these on its way from planned to finished, among many others."""
 
@@ -54,7 +54,7 @@ def place_of(database: str, request: pytest.FixtureRequest) -> list[str]:
 
 def test_dp_kps_killed_at_the_ledgers_points(tmp_path: Path) -> None:
     """The suite's part of `make chaos`."""
-    states = "^(uncommitted|after) (Reserve|Publish|Commit) #1$"
+    states = "^(uncommitted|after) (reserve|publish|commit) #1$"
     lines = killed("dp_kps", tmp_path / "kills", "--only", states)
     assert len({line["story"][0] for line in lines} & STATES) == 6
 
@@ -98,7 +98,7 @@ def test_killed_while_the_clock_jumps(method: str, tmp_path: Path) -> None:
         "FAKETIME_NO_CACHE": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
-    states = "^(uncommitted|after) (Reserve|Begin|Publish|Commit) #1$"
+    states = "^(uncommitted|after) (reserve|begin|publish|commit) #1$"
     killed(method, tmp_path / "kills", "--only", states, **variables)
     entries, _ = read(f"sqlite:///{tmp_path}/kills/rehearsal/ledger.db")
     times = [entry.at for entry in entries if entry.at]

@@ -32,4 +32,4 @@ def test_a_run_that_was_not_killed_did_not_hold(
     case.output, case.kills = tmp_path, 0
     monkeypatch.setattr(case, "run", lambda deadly="": 0)
     monkeypatch.setattr(case, "faults", list)
-    assert case.tell(["before Publish #9"], 4) == "a whole run never came to before Publish #9"
+    assert case.tell(["before publish #9"], 4) == "a whole run never came to before publish #9"

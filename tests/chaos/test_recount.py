@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dpray import registry
+from dpray.methods import registry
 from dpray.methods.config import parse_config
 from tests.chaos import recount as module
 from tests.chaos.recount import COLUMNS, Entry, read, recount

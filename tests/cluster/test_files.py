@@ -12,8 +12,8 @@ import ray
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from dpray.methods.config import load_config
-from dpray.registry import make_plan
-from dpray.serving.front import FRONT_ENVIRONMENT
+from dpray.methods.registry import make_plan
+from dpray.serving.errors import FRONT_ENVIRONMENT
 from dpray.types import InputError
 from tests.cluster.files import CLUSTER, IMAGE, ROOT, read
 

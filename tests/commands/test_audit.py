@@ -13,7 +13,7 @@ from dpray.cli import run_command
 from dpray.commands.audit import show_audit
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.terminal import Terminal
-from tests.auditing.cases import noiseless
+from tests.evaluation.cases import noiseless
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

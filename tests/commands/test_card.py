@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from dpray.commands.card import card
-from dpray.personal_data import LIMITS
-from dpray.report.card import CARD, CROISSANT, SHEET, license_there, write_card
-from dpray.report.licenses import hub_license
+from dpray.evaluation.personal_data import LIMITS
+from dpray.report.card import CARD, CROISSANT, SHEET, hub_license, license_there, write_card
 from dpray.report.nist import answers
 from dpray.types import InputError
 from tests.report.browser import needs_browser, rendered_in_silence

@@ -17,7 +17,7 @@ import pytest
 
 import dpray
 from dpray.cli import run_command
-from dpray.row_check import check_rows, quantiles
+from dpray.evaluation.row_check import check_rows, quantiles
 
 Job = Callable[..., list[str]]
 

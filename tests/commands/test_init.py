@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 
 import dpray
 from dpray.cli import run_command
-from dpray.io.formats import FileFormat, Where
-from dpray.ledger.chain import check_name
-from dpray.starter import (
+from dpray.commands.starter import (
     dataset_name,
     in_encoding,
     read_labels,
@@ -28,6 +26,8 @@ from dpray.starter import (
     usual_delta,
     write_checked,
 )
+from dpray.io.formats import FileFormat, Where
+from dpray.ledger.chain import check_name
 from dpray.workers.rows import check_first_records, to_row
 
 NEEDED = ("--public-size", "4000", "--epsilon", "4")

@@ -20,7 +20,7 @@ from dpray.accounting.events import DiscreteLaplace
 from dpray.commands.ledger import app
 from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.runs.plan import privacy_unit
 from dpray.types import Budget, DprayError, InputError, MissingLedger
 

@@ -21,11 +21,11 @@ MOST_FILES = {"A private text": 10, "A charge": 8, "A DP-SGD step": 7, "An Aug-P
 
 SEAMS = {
     # An algorithm knows the protocol in engines/base.py; the configuration names the engine.
-    "dpray.engines.vllm",
+    "dpray.engines.vllm.engine",
     # vLLM loads its logits processor by name.
-    "dpray.engines.vllm_lockstep",
+    "dpray.engines.vllm.lockstep",
     # The loop calls two functions before and after a step, and does not know the journal.
-    "dpray.training.journal",
+    "dpray.methods.dp_sgd.training.journal",
 }
 """The files that a way comes to without an import."""
 

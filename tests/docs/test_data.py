@@ -348,7 +348,7 @@ REFUSED: dict[str, Refused] = {
     "a `.gz` that is cut off": one("a.csv.gz", gzip.compress(csv_text().encode())[:40]),
     "a `.zip` that is damaged": one("a.zip", packed("a.csv")[:90]),
     "a `.txt` in a `.zip`": one("a.zip", packed("a.txt")),
-    "a file beside its compressed form": (
+    "a file next to its compressed form": (
         files(file("a.jsonl", LINES), file("a.jsonl.gz", gzip.compress(LINES.encode()))),
         {},
     ),

@@ -14,7 +14,7 @@ MAX_NUM_SEQS = 24
 
 @pytest.fixture(scope="session")
 def vllm_engine(vllm_installed: None, model_folder: str) -> Iterator[Any]:
-    from dpray.engines.vllm import VllmEngine
+    from dpray.engines.vllm.engine import VllmEngine
 
     config = EngineConfig(model=model_folder, max_num_seqs=MAX_NUM_SEQS, kv_cache_gib=0.25)
     engine = VllmEngine(config, private_rows=True, public_alone=True)

@@ -21,7 +21,7 @@ SIZES = [8, 0, 3]
 def main() -> None:
     from dpray.config.sections import EngineConfig
     from dpray.engines.base import EngineError
-    from dpray.engines.vllm import VllmEngine
+    from dpray.engines.vllm.engine import VllmEngine
     from tests.engines.test_conformance import decode, make_group
 
     engine = VllmEngine(

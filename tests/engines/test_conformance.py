@@ -24,7 +24,7 @@ from dpray.engines.base import (
     SelectorFailed,
     SelectorSpec,
 )
-from dpray.engines.schema import Schema
+from dpray.engines.schema.schema import Schema
 from tests.engines.schemas import FILM
 from tests.engines.tiny_model import sentence
 

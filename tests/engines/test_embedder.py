@@ -15,10 +15,10 @@ from PIL import Image
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from dpray import registry as methods
 from dpray.engines.embedder import CHARACTERS, SentenceTransformerEmbedder
 from dpray.engines.kept_state import kept_by, refuse_kept_state, stateless_pair
 from dpray.mechanisms.votes import count_votes
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.types import InputError
 from dpray.workers import shards
@@ -81,7 +81,7 @@ def test_an_embedder_that_changes_itself_is_refused(
     """By name, and by what it does where no name is known."""
     with pytest.raises(InputError, match=r"^embedder\.model: .* changes itself by what it reads"):
         stateless_pair(SentenceTransformerEmbedder, embedders(name))
-    with pytest.raises(InputError, match=r"^embedder\.model: .* another vector (after|beside)"):
+    with pytest.raises(InputError, match=r"^embedder\.model: .* another vector (after|next to)"):
         stateless_pair(nameless, embedders(name))
 
 
@@ -118,7 +118,7 @@ def test_the_least_state_is_found_and_an_ordinary_embedder_is_taken(
     assert one is not other
     with pytest.raises(InputError, match="another vector after other texts"):
         stateless_pair(Remembers, embedders("bert"))
-    with pytest.raises(InputError, match="beside other texts of a batch"):
+    with pytest.raises(InputError, match="next to other texts of a batch"):
         stateless_pair(RemembersBatches, embedders("bert"))
 
 
@@ -139,8 +139,8 @@ def test_language_models_with_a_state_are_refused_for_private_rows(tmp_path: Pat
     from transformers import LlamaForCausalLM
 
     from dpray.config.sections import EngineConfig
-    from dpray.training.model import load_loss
-    from dpray.training.settings import TrainingSettings
+    from dpray.methods.dp_sgd.training.model import load_loss
+    from dpray.methods.dp_sgd.training.settings import TrainingSettings
     from dpray.workers.engine import build_engine
 
     LlamaForCausalLM(llama().config).save_pretrained(tmp_path)

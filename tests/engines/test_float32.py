@@ -14,11 +14,11 @@ LOADS = {
     "an embedder": "from dpray.engines.embedder import SentenceTransformerEmbedder; "
     "SentenceTransformerEmbedder()",
     "vllm": "from dpray.config.sections import EngineConfig; "
-    "from dpray.engines.vllm import VllmEngine; "
+    "from dpray.engines.vllm.engine import VllmEngine; "
     "VllmEngine(EngineConfig(model=sys.argv[1], kv_cache_gib=0.01), private_rows=True); "
     "from triton import knobs; assert knobs.language.fp32_default == 'ieee'",
-    "dp_sgd": "from dpray.training.model import load_loss; "
-    "from dpray.training.settings import TrainingSettings; "
+    "dp_sgd": "from dpray.methods.dp_sgd.training.model import load_loss; "
+    "from dpray.methods.dp_sgd.training.settings import TrainingSettings; "
     "load_loss(sys.argv[1], TrainingSettings(tuning='lora'))",
 }
 

@@ -68,7 +68,7 @@ def engine_of(kind: str, folder: str) -> Any:
     config = EngineConfig(kind=kind, model=folder, max_num_seqs=16, kv_cache_gib=0.0008)  # type: ignore[arg-type]
     if kind == "transformers":
         return TransformersEngine(config, device="cpu")
-    from dpray.engines.vllm import VllmEngine
+    from dpray.engines.vllm.engine import VllmEngine
 
     return VllmEngine(config, private_rows=True)
 

@@ -12,7 +12,7 @@ import pytest
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import Engine, EngineError, LockstepGroup, SelectorFailed, SelectorSpec
-from dpray.engines.schema import Form, Schema
+from dpray.engines.schema.schema import Form, Schema
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken
@@ -39,7 +39,7 @@ def small_transformers(model_folder: str) -> Iterator[Engine]:
 # at the end.
 @pytest.fixture(scope="session")
 def small_vllm(vllm_installed: None, model_folder: str) -> Iterator[Engine]:
-    from dpray.engines.vllm import VllmEngine
+    from dpray.engines.vllm.engine import VllmEngine
 
     config = EngineConfig(model=model_folder, max_num_seqs=24, kv_cache_gib=GIB)
     engine = VllmEngine(config, private_rows=True, public_alone=True)

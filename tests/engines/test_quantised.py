@@ -13,11 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, SelectorSpec
-from dpray.engines.quantised import refuse_shared_scales, works_by_rows
-from dpray.engines.row_variation import row_variation
+from dpray.engines.row_variation import refuse_shared_scales, row_variation, works_by_rows
 from dpray.engines.transformers import TransformersEngine
-from dpray.training.model import load_loss
-from dpray.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.model import load_loss
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.types import InputError
 from dpray.workers.engine import build_engine
 from tests.engines.tiny_model import make_model

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpray.engines.base import Completion, PlainPrompt, Prompt, Sampling
 from dpray.engines.requests import TRIES, Request, answered, try_request, written
-from dpray.engines.schema import read_schema
+from dpray.engines.schema.schema import read_schema
 from dpray.types import InputError, Resumable
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import dpray
-from dpray.engines.forms import forced_tokens, most_free_tokens, vocabulary
-from dpray.engines.pattern_text import MOST_PATTERNS, pattern_texts
-from dpray.engines.schema import Form, Schema, read_schema
-from dpray.engines.token_mask import TokenMask, Vocabulary, first_mask, fitted
+from dpray.engines.schema.forms import forced_tokens, most_free_tokens, vocabulary
+from dpray.engines.schema.pattern_text import MOST_PATTERNS, pattern_texts
+from dpray.engines.schema.schema import Form, Schema, read_schema
+from dpray.engines.schema.token_mask import TokenMask, Vocabulary, first_mask, fitted
 from dpray.types import InputError
 from tests.engines.schemas import FILM, VISIT
 

@@ -14,8 +14,8 @@ from transformers.utils import logging as levels
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.text import TextCodec
 from dpray.engines.transformers import load_model
-from dpray.training.model import load_loss
-from dpray.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.model import load_loss
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
 
 LIBRARIES = ("transformers", "sentence_transformers")
 

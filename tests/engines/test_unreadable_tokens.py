@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, Gemma3nForCausalLM, Gemma3nTextConfig
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import Completion, LockstepGroup, Prompt, Sampling
-from dpray.engines.schema import Form, Schema
+from dpray.engines.schema.schema import Form, Schema
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken
@@ -70,7 +70,7 @@ def few_read(
         engine: Any = TransformersEngine(EngineConfig(model=str(folder)), device="cpu")
     else:
         request.getfixturevalue("vllm_installed")
-        from dpray.engines.vllm import VllmEngine
+        from dpray.engines.vllm.engine import VllmEngine
 
         name_tokens(llama(folder))
         config = EngineConfig(model=str(folder), max_num_seqs=16, kv_cache_gib=0.01)

@@ -12,15 +12,15 @@ import pytest
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import DeviceLost, EngineError
 from dpray.engines.row_variation import row_variation
-from dpray.engines.vllm import LockstepRun, VllmEngine
-from dpray.engines.vllm_model import take_invariant_kernels
+from dpray.engines.vllm.engine import LockstepRun, VllmEngine
+from dpray.engines.vllm.model import take_invariant_kernels
 from tests.engines.tensor_parallel import SIZES, tokens_of_two_ranks
 from tests.engines.test_conformance import MAX_TOKENS, decode, make_group
 
 if TYPE_CHECKING:
-    from dpray.engines.vllm_lockstep import LockstepProcessor
+    from dpray.engines.vllm.lockstep import LockstepProcessor
 else:  # a machine for which no vLLM is built can run the other tests
-    lockstep = pytest.importorskip("dpray.engines.vllm_lockstep", reason="vllm is not installed")
+    lockstep = pytest.importorskip("dpray.engines.vllm.lockstep", reason="vllm is not installed")
     LockstepProcessor = lockstep.LockstepProcessor
 
 pytestmark = pytest.mark.slow

@@ -20,8 +20,8 @@ from dpray.engines.embedder import SentenceTransformerEmbedder, locate_embedder
 from dpray.engines.model_path import resolve_model
 from dpray.engines.transformers import load_model
 from dpray.engines.weights import check_weights
-from dpray.training.model import load_loss
-from dpray.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.model import load_loss
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.types import InputError
 from tests.engines.test_adapters import cache, with_adapters  # noqa: F401 (a fixture)
 from tests.engines.tiny_model import make_model
@@ -246,7 +246,7 @@ def test_an_embedder_is_whole_up_to_the_head_that_it_does_not_use(
 @pytest.mark.slow
 def test_vllm_takes_no_model_without_a_layer(tmp_path: Path, vllm_installed: None) -> None:
     from dpray.config.sections import EngineConfig
-    from dpray.engines.vllm import VllmEngine
+    from dpray.engines.vllm.engine import VllmEngine
 
     folder = make_model(tmp_path)
     file = folder / "model.safetensors"

@@ -9,7 +9,7 @@ from simulation_model import simulate
 from simulation_runs import SleepingEngine, build, configure
 from simulation_values import SPENT, Costs, Engine, Load, Machines
 
-from dpray.registry import run
+from dpray.methods.registry import run
 
 FREE = Costs(**{field.name: 0.0 for field in fields(Costs)})
 STEP = 1.0

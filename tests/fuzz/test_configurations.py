@@ -13,8 +13,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpray.config.loading import read_tree
-from dpray.io.schema_file import read_schema_file
+from dpray.io.settings_file import read_tree
+from dpray.io.table_schema import read_schema_file
 from dpray.io.template_file import packaged, read_template
 from dpray.ledger.store import parse_url
 from dpray.methods.config import load_config

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 def main(model: str, dtype: Any, kernels: str) -> None:
     from dpray.config.sections import EngineConfig
     from dpray.engines.row_variation import row_variation
-    from dpray.engines.vllm import VllmEngine
+    from dpray.engines.vllm.engine import VllmEngine
 
     config = EngineConfig(model=model, dtype=dtype, max_num_seqs=64, kv_cache_gib=0.25)
     engine = VllmEngine(config, private_rows=kernels == "invariant")

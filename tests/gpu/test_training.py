@@ -10,11 +10,11 @@ import torch
 
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
-from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.settings import TrainingSettings
-from dpray.training.step import DpSgdStep
-from dpray.training.training import GradientNoise, ReferenceTrainer
-from tests.training.tiny_gradients import flat, gpt2, llama, lora, texts
+from dpray.methods.dp_sgd.training.clipped_loss import PerExampleLoss
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep
+from dpray.methods.dp_sgd.training.training import GradientNoise, ReferenceTrainer
+from tests.methods.dp_sgd.training.tiny_gradients import flat, gpt2, llama, lora, texts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from dpray.training.clipped_loss import PerExampleLoss
+from dpray.methods.dp_sgd.training.clipped_loss import PerExampleLoss
 from tests.benchmarks.bench_dp_sgd import MODELS, TUNINGS, measure
-from tests.training.tiny_gradients import (
+from tests.methods.dp_sgd.training.tiny_gradients import (
     clipped_sum,
     gpt2,
     llama,

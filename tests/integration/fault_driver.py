@@ -32,7 +32,6 @@ from zlib import crc32
 
 import numpy as np
 
-from dpray import registry as methods
 from dpray.engines.base import (
     Completion,
     DeviceLost,
@@ -47,6 +46,7 @@ from dpray.engines.base import (
     Samplings,
     select_token,
 )
+from dpray.methods import registry as methods
 from dpray.methods.config import load_config
 from dpray.types import DprayError
 

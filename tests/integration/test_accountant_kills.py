@@ -49,7 +49,7 @@ def test_the_accountant_killed_at_each_operation(
                 break
         assert len(run.synthetic()) == ended.report["records"]
         deaths = Counter(run.marker.with_suffix(".deaths").read_text().splitlines())
-        assert {name.split()[1] for name in deaths} >= {"Reserve", "Begin", "Publish", "Commit"}
+        assert {name.split()[1] for name in deaths} >= {"reserve", "begin", "publish", "commit"}
     except BaseException as error:
         result = f"{type(error).__name__}: {error}"[:500]
         raise

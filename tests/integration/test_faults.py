@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from dpray import registry as methods
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.types import Budget, BudgetRefused
 from tests.integration.fault_driver import build
 from tests.integration.processes import Cluster, Ended, Runs, fill, small_disk_at, wait_for

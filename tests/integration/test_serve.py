@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from dpray.engines.embedder import SentenceTransformerEmbedder
-from dpray.serving.front import FRONT_ENVIRONMENT
+from dpray.serving.errors import FRONT_ENVIRONMENT
 from tests.integration.endpoints import (
     EMBEDDER,
     KEY,

@@ -21,9 +21,9 @@ from scipy import stats
 
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import fine_tune
-from dpray.training.clipped_loss import PASS_ROUNDING, PerExampleLoss
-from dpray.training.model import load_loss, save_model
-from dpray.training.training import ReferenceTrainer
+from dpray.methods.dp_sgd.training.clipped_loss import PASS_ROUNDING, PerExampleLoss
+from dpray.methods.dp_sgd.training.model import load_loss, save_model
+from dpray.methods.dp_sgd.training.training import ReferenceTrainer
 from tests.integration import train_driver
 from tests.integration.processes import MARKER, TIMEOUT, Cluster, environment, free_ports
 from tests.integration.zero_ranks import (
@@ -39,9 +39,9 @@ from tests.integration.zero_ranks import (
     rank_main,
     steps,
 )
+from tests.methods.dp_sgd.training.states import weights_of
+from tests.methods.dp_sgd.training.tiny_gradients import gpt2
 from tests.statistical.two_sided import ALPHA, WRONG_SCALES, fits_distribution
-from tests.training.states import weights_of
-from tests.training.tiny_gradients import gpt2
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,9 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     gpt2().save_pretrained(folder / "base")
     deep_llama().save_pretrained(folder / "deep")
     # One process loads the libraries, and each rank is a fork of it.
-    multiprocessing.set_forkserver_preload([rank_main.__module__, "dpray.training.ranks"])
+    multiprocessing.set_forkserver_preload(
+        [rank_main.__module__, "dpray.methods.dp_sgd.training.ranks"]
+    )
     torch.multiprocessing.start_processes(
         rank_main, (ranks, free_ports(1)[0], folder), nprocs=ranks, start_method="forkserver"
     )

@@ -12,12 +12,12 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from dpray.ledger.protocol import NullLedger
+from dpray.ledger.ledger import NullLedger
 from dpray.methods.dp_sgd.algorithm import DpSgd, TextEncoder, Units, fine_tune
-from dpray.training.journal import Journal
-from dpray.training.ranks import Training, train_on_ray
-from dpray.training.settings import TrainingSettings
-from dpray.training.step import DpSgdStep, Trainer
+from dpray.methods.dp_sgd.training.journal import Journal
+from dpray.methods.dp_sgd.training.ranks import Training, train_on_ray
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep, Trainer
 from dpray.workers.cluster import start_ray
 
 

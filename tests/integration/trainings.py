@@ -15,7 +15,7 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.ledger.ledger import Ledger
-from dpray.training.journal import block_steps
+from dpray.methods.dp_sgd.training.journal import block_steps
 from tests.integration.processes import Runs, wait_for, workers_of
 
 METHOD = {

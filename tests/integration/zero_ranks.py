@@ -17,15 +17,15 @@ from torch.optim import Optimizer
 
 from dpray.mechanisms.randomness import generator
 from dpray.methods.dp_sgd.algorithm import DpSgd, Units, fine_tune
-from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.ghost_norms import NoNormRule
-from dpray.training.journal import TrainingState
-from dpray.training.model import check_norms, load_loss, put_weights
-from dpray.training.settings import TrainingSettings
-from dpray.training.step import DpSgdStep, TrainingText
-from dpray.training.training import GradientNoise
-from tests.training.states import state_of, weights_of
-from tests.training.tiny_gradients import gpt2, llama, lora, texts
+from dpray.methods.dp_sgd.training.clipped_loss import PerExampleLoss
+from dpray.methods.dp_sgd.training.ghost_norms import NoNormRule
+from dpray.methods.dp_sgd.training.journal import TrainingState
+from dpray.methods.dp_sgd.training.model import check_norms, load_loss, put_weights
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
+from dpray.methods.dp_sgd.training.training import GradientNoise
+from tests.methods.dp_sgd.training.states import state_of, weights_of
+from tests.methods.dp_sgd.training.tiny_gradients import gpt2, llama, lora, texts
 
 STAGES = (2, 3)
 TUNINGS = ("full", "lora")
@@ -128,7 +128,7 @@ def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
 def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str, torch.Tensor]:
     """Return the weights after four steps; those of AdamW by two trainers, the second one made from
     the state that the first one left."""
-    from dpray.training.ranks import ZeroTrainer
+    from dpray.methods.dp_sgd.training.ranks import ZeroTrainer
 
     state: TrainingState | None = None
     halves = ((0, 2), (2, 4)) if optimizer == "adamw" else ((0, 4),)
@@ -155,7 +155,7 @@ def in_parts(tuning: Any) -> DpSgd:
 
 def _trained_in_parts(folder: str, tuning: str) -> dict[str, torch.Tensor]:
     """Return the weights after four steps, made by two trainers like those of AdamW above."""
-    from dpray.training.ranks import ZeroTrainer, loading
+    from dpray.methods.dp_sgd.training.ranks import ZeroTrainer, loading
 
     ours, state = in_parts(tuning), None
     for start, end in ((0, 2), (2, 4)):
@@ -195,7 +195,7 @@ def _most_whole(folder: str, tuning: Any) -> float:
     pass keeps alive counts, though the parameter has given it up."""
     from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
-    from dpray.training import ranks
+    from dpray.methods.dp_sgd.training import ranks
 
     ours, most = in_parts(tuning), 0
     bucket, ranks.BUCKET = ranks.BUCKET, 100_000
@@ -234,7 +234,7 @@ def _most_whole(folder: str, tuning: Any) -> float:
 
 def _refused(folder: str) -> str:
     """Return why a model is refused whose last norm's weight is used outside it too."""
-    from dpray.training.ranks import ZeroTrainer, loading
+    from dpray.methods.dp_sgd.training.ranks import ZeroTrainer, loading
 
     ours = in_parts("full")
     loss: Any = load_loss(folder, ours.settings, loading(3))
@@ -248,7 +248,7 @@ def _refused(folder: str) -> str:
 
 def _noise_alone(stage: int) -> dict[str, torch.Tensor]:
     """Return how far one step on an empty batch moved the weights, and what this rank drew."""
-    from dpray.training.ranks import ZeroTrainer
+    from dpray.methods.dp_sgd.training.ranks import ZeroTrainer
 
     loss = PerExampleLoss(gpt2()).eval()
     ours = plan(SIGMA, stage=stage)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpray.io.encodings import ENCODINGS, Fit, decoded, fits, is_western
-from dpray.io.file_encodings import likely_encodings
+from dpray.io.encodings import ENCODINGS, Fit, decoded, fits, is_western, likely_encodings
 from dpray.io.formats import AS_RECOGNISED, FileFormat
 from dpray.io.text_files import unmarked_utf_16
 

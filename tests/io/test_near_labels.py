@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpray.commands.starter import read_labels
 from dpray.io.near_labels import WAYS, nearest, spelled, spelled_list
 from dpray.io.yaml_text import parse_yaml
-from dpray.starter import read_labels
 
 LABELS = ("Physician", "Nursing/other", "Fenêtre", "Heart, lungs", "1", "true", "2024-01-01", "Ⅳ")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dpray.io.schema_file import LONGEST_SCHEMA, read_schema_file
+from dpray.io.table_schema import LONGEST_SCHEMA, read_schema_file
 from dpray.methods.config import parse_config
 from dpray.types import InputError
 

@@ -122,7 +122,7 @@ def test_a_link_that_is_made_while_the_ledger_is_open_is_noticed(ledger: Path):
         lambda: opened.show(),
         lambda: Ledger.open(f"sqlite:///{second}"),
     ):
-        with pytest.raises(InputError, match=r"2 names \(hard links\).* `-wal` file beside it"):
+        with pytest.raises(InputError, match=r"2 names \(hard links\).* `-wal` file next to it"):
             use()
     second.unlink()
     opened.reserve("notes", {"second": HALF}, *STATED_FOR)

@@ -16,8 +16,8 @@ import pytest
 import sqlalchemy as sa
 
 from dpray.accounting.events import DiscreteLaplace
-from dpray.ledger.ledger import Ledger
-from dpray.ledger.operations import Publish, Reserve
+from dpray.ledger.ledger import Ledger, Write
+from dpray.ledger.transaction import Transaction
 from dpray.types import AlreadyPublished, Budget, BudgetRefused, InputError, LedgerError
 from tests.ledger.charges import ASKED, SHA, STATED_FOR, TENTH, reserve
 
@@ -45,8 +45,12 @@ def commits() -> Iterator[list[int]]:
 
 def reservation(
     key: str, dataset: str, charge: tuple[DiscreteLaplace, Budget] = (TENTH, ASKED)
-) -> Reserve:
-    return Reserve(dataset, {key: charge}, *STATED_FOR)
+) -> Write:
+    return Write(Transaction.reserve, (dataset, {key: charge}, *STATED_FOR), {})
+
+
+def publication(attempt: str) -> Write:
+    return Write(Transaction.publish, ("run", attempt, [("a/0", SHA)]), {})
 
 
 def test_operations_share_a_transaction_and_each_has_its_own_answer(
@@ -58,9 +62,9 @@ def test_operations_share_a_transaction_and_each_has_its_own_answer(
     answers = ledger.write_together(
         [
             reservation("run-1", "notes"),
-            Publish("run", "attempt-1", (("a/0", SHA),)),
+            publication("attempt-1"),
             reservation("big", "notes", (DiscreteLaplace(1.0, 1), Budget(1.0, 0.0))),
-            Publish("run", "attempt-2", (("a/0", SHA),)),
+            publication("attempt-2"),
             reservation("run-2", "other"),
             reservation("run-3", "unknown"),
             reservation("run-1", "notes"),

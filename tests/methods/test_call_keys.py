@@ -8,9 +8,9 @@ from dpray.config.sections import EngineConfig, MethodSettings
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.methods.dp_kps.settings import DpKpsSettings
 from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.topics.settings import TopicsSettings
-from dpray.training.settings import TrainingSettings
 
 MECHANISMS: dict[type[MethodSettings], set[str]] = {
     AugPeSettings: {

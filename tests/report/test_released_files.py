@@ -14,13 +14,12 @@ import datasets
 import mlcroissant
 import pytest
 
-from dpray import registry
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.transformers import TransformersEngine
+from dpray.methods import registry
 from dpray.methods.config import parse_config
-from dpray.report.card import CROISSANT, write_card
+from dpray.report.card import CROISSANT, released_files, write_card
 from dpray.report.page import write_report
-from dpray.report.share import released_files
 from dpray.runs.privacy_report import model_name
 from dpray.types import Progress
 from dpray.workers import shards
@@ -72,7 +71,7 @@ NO_RECORD_IN_COMMON = "split over batches that have no record in common"
 ONE_BATCH_A_LABEL = "of each label, all records of one privacy unit are in the same batch"
 SECRET_SAMPLE = "Every batch is a secret random sample"
 SEVERAL = "One unit may be in several batches, or in none"
-GATE = "if the public logits alone are sure of a token"
+GATE = "if the public logits are sure of a token by themselves"
 SPARSE = "noisy comparison (sparse vector)"
 NEAREST = "of one privacy unit, vote for the nearest text of a population"
 MOST_VOTED = "the texts with the most of them are kept"

@@ -18,8 +18,7 @@ import yaml
 import dpray
 from dpray.cli import run_command
 from dpray.io.hub import upload_dataset
-from dpray.report.card import CARD, CROISSANT, SHEET
-from dpray.report.share import RELEASED, share
+from dpray.report.card import CARD, CROISSANT, RELEASED, SHEET, share
 from dpray.types import InputError
 from tests.conftest import ROOT
 from tests.report.hub import NAME, TOKEN, Hub, serving
@@ -275,7 +274,7 @@ def test_the_command_and_python_end_with_a_sentence(
         assert run_command(["card", str(run_dir), "--push-to-hub", NAME]) == 0
         said = capfd.readouterr().out.splitlines()[-1]
         assert (
-            said == f"Uploaded to {hub.url}/datasets/{NAME}, for its owner alone; licence: unknown"
+            said == f"Uploaded to {hub.url}/datasets/{NAME}, for its owner only; licence: unknown"
         )
         url = dpray.SyntheticData(run_dir).push_to_hub(NAME, license="cc-by-4.0")
         assert url == f"{hub.url}/datasets/{NAME}" and b"license: cc-by-4.0" in hub.files[CARD]

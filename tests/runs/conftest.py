@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dpray import registry as methods
 from dpray.config.config import Config
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.dp_kps import release as dp_kps_run
 from dpray.types import Resumable

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from dpray import registry as methods
-from dpray.engines.schema import Form, read_schema
+from dpray.engines.schema.schema import Form, read_schema
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.types import Budget, InputError
 from tests.engines.bag_of_words import BagOfWords

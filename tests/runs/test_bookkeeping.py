@@ -23,13 +23,13 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from dpray import registry as methods
 from dpray.cli import interrupt_on_sigterm
 from dpray.config.config import Config
 from dpray.engines.base import DeviceLost, EngineError, LoadFailed, OutOfMemory, SelectorFailed
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.session import Session
 from dpray.types import (

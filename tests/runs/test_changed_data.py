@@ -19,11 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpray import registry
 from dpray.config.config import Config, DataConfig
 from dpray.engines.base import DeviceLost
 from dpray.io.file_list import file_digests
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry
 from dpray.methods.config import parse_config
 from dpray.types import InputError, OnProgress, Progress
 from dpray.workers import shards

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from dpray import registry as methods
 from dpray.cli import run_command
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.runs import runner
 from dpray.types import Budget, BudgetRefused, DprayError, InputError, Resumable

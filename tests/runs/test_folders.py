@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from dpray import registry as methods
 from dpray.cli import run_command
 from dpray.config.config import Config
-from dpray.ledger import operations
+from dpray.ledger import transaction
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
 from dpray.types import Budget, DprayError, InputError, RunFailed
 from tests.chaos.recount import recount
 
@@ -220,7 +220,7 @@ def test_a_clock_that_jumps_both_ways_changes_nothing(
     def now() -> str:
         return (datetime.now(UTC) + timedelta(days=365 * next(years))).isoformat()
 
-    monkeypatch.setattr(operations, "now", now)
+    monkeypatch.setattr(transaction, "now", now)
     run = config()
     cut_off(run, "total_sums")
     report = methods.run(run)

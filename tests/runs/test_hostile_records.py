@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpray import registry as methods
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.release import DensityShard, VocabularyShard

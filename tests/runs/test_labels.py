@@ -13,10 +13,10 @@ import pyarrow.parquet
 import pytest
 
 import dpray
-from dpray import registry as methods
 from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.public_files import read_terms
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.types import InputError
 from dpray.workers.rows import record_rows

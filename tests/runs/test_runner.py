@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from dpray import registry as methods
 from dpray.config.config import Config, EngineConfig
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
 from dpray.runs import runner, session

@@ -13,7 +13,7 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from dpray.commands.serve import _show, serve
-from dpray.config.loading import parse
+from dpray.io.settings_file import parse
 from dpray.serving.applications import serve_config
 from dpray.serving.settings import ServeFile, load_serve_config
 from dpray.terminal import Terminal

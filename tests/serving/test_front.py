@@ -10,7 +10,7 @@ import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dpray.serving.front import front_middlewares
+from dpray.serving.errors import front_middlewares
 from tests.serving.front import CHAT, WORD, assert_openais
 
 

@@ -12,12 +12,12 @@ import torch
 from scipy import stats
 
 from dpray.mechanisms.randomness import new_key
-from dpray.training.clipped_loss import PerExampleLoss
-from dpray.training.settings import TrainingSettings
-from dpray.training.step import DpSgdStep
-from dpray.training.training import GradientNoise, ReferenceTrainer
+from dpray.methods.dp_sgd.training.clipped_loss import PerExampleLoss
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep
+from dpray.methods.dp_sgd.training.training import GradientNoise, ReferenceTrainer
+from tests.methods.dp_sgd.training.tiny_gradients import gpt2
 from tests.statistical.two_sided import ALPHA, WRONG_SCALES, fits_distribution
-from tests.training.tiny_gradients import gpt2
 
 STEPS = 80
 

@@ -23,7 +23,7 @@ from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger import queries
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.operations import Begin, Reserve, Transaction
+from dpray.ledger.transaction import Transaction
 from dpray.types import (
     AlreadyPublished,
     Budget,
@@ -67,20 +67,24 @@ def test_an_error_travels_whole(error: DprayError):
 def test_the_actors_class_only_delegates(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/ledger.db"
     accountant = Accountant(url)
-    operation = Reserve("notes", *RUN)
-    for missing in (accountant.read(queries.find_account, "notes"), accountant.write(operation)[0]):
+    operation = (Transaction.reserve, "notes", *RUN)
+    for missing in (
+        accountant.read(queries.find_account, "notes"),
+        accountant.write(*operation)[0],
+    ):
         assert isinstance(missing, MissingLedger)
     Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
-    [entry], heads = accountant.write(operation)
+    [entry], heads = accountant.write(*operation)
     assert (entry.seq, heads) == (1, {"notes": (2, entry.hash)})
-    assert isinstance(accountant.write(Begin("run", "a b", ("a/0",)))[0], InputError)
+    unknown = accountant.write(Transaction.reserve, "others", *RUN)[0]
+    assert isinstance(unknown, InputError)
 
 
 def test_what_waits_in_the_queue_is_one_transaction(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/ledger.db"
     Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
     accountant = Accountant(url)
-    accountant.write(Reserve("notes", *RUN))
+    accountant.write(Transaction.reserve, "notes", *RUN)
     commits, may_commit = [], threading.Event()
 
     def hold(_connection: sa.Connection) -> None:
@@ -90,11 +94,11 @@ def test_what_waits_in_the_queue_is_one_transaction(tmp_path: Path):
     sa.event.listen(sa.Engine, "commit", hold)
     try:
         with ThreadPoolExecutor(9) as pool:
-            first = pool.submit(accountant.write, Begin("run", "attempt-1", ("first",)))
+            first = pool.submit(accountant.write, Transaction.begin, "run", "attempt-1", ["first"])
             while not commits:
                 threading.Event().wait(0.01)
             later = [
-                pool.submit(accountant.write, Begin("run", "attempt-1", (f"a/{n}",)))
+                pool.submit(accountant.write, Transaction.begin, "run", "attempt-1", [f"a/{n}"])
                 for n in range(8)
             ]
             while accountant._waiting.qsize() < 8:
@@ -108,16 +112,15 @@ def test_what_waits_in_the_queue_is_one_transaction(tmp_path: Path):
 
 
 def test_an_error_of_the_code_is_the_callers_and_the_queue_goes_on(tmp_path: Path):
-    class Broken(Begin):
-        def apply(self, transaction: Transaction) -> None:
-            raise TypeError("broken")
+    def broken(transaction: Transaction) -> None:
+        raise TypeError("broken")
 
     url = f"sqlite:///{tmp_path}/ledger.db"
     Ledger.create_or_open(url).create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
     accountant = Accountant(url)
     with pytest.raises(TypeError, match="broken"):
-        accountant.write(Broken("run", "attempt-1", ("a/0",)))
-    assert accountant.write(Reserve("notes", *RUN))[0][0].seq == 1
+        accountant.write(broken)
+    assert accountant.write(Transaction.reserve, "notes", *RUN)[0][0].seq == 1
 
 
 def test_an_actors_name_hides_the_password():

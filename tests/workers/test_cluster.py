@@ -12,8 +12,8 @@ from ray.data._internal import stats
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
 from tenacity import stop_after_attempt, wait_fixed
 
-from dpray import registry as methods
 from dpray.config.sections import RuntimeConfig
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers import cluster

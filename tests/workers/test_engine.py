@@ -13,10 +13,10 @@ import pytest
 from dpray.config.config import Config
 from dpray.engines.base import EngineError, LoadFailed
 from dpray.methods.config import parse_config
+from dpray.methods.dp_sgd.training.ranks import scaling
 from dpray.methods.private_prediction.decoder import BatchDecoder
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.runs.plan import Plan
-from dpray.training.ranks import scaling
 from dpray.types import InputError
 from dpray.workers.engine import (
     Gpus,

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dpray.training import ranks
+from dpray.methods.dp_sgd.training import ranks
 from dpray.types import InputError
 from dpray.workers import rows
-from dpray.workers.failures import WorkerError, without_words
+from dpray.workers.rows import WorkerError, without_words
 from dpray.workers.shards import ShardActor
 
 WORD = "Marlowe"

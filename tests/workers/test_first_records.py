@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.config.config import DataConfig
-from dpray.config.loading import read_tree
 from dpray.io.columns import is_empty, value_name
 from dpray.io.formats import Piece, folder_columns
 from dpray.io.records import cut, read_piece, scan_piece
+from dpray.io.settings_file import read_tree
 from dpray.methods.config import parse_config
 from dpray.types import InputError
 from dpray.workers.rows import check_first_records, data_pieces, record_rows

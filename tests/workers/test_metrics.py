@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.ledger.ledger import Ledger
-from dpray.ledger.protocol import NullLedger
+from dpray.ledger.ledger import Ledger, NullLedger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.release import release
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.session import Session
 from dpray.types import Budget

@@ -25,7 +25,7 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.engines.base import Sampling
 from dpray.engines.requests import Ask, Request, answered
-from dpray.engines.schema import Schema
+from dpray.engines.schema.schema import Schema
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.mechanisms.votes import VoteHistogram

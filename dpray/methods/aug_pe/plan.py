@@ -11,14 +11,14 @@ import numpy as np
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
-from dpray.auditing.monte_carlo import Target, votes_target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
-from dpray.engines.forms import schema_for
 from dpray.engines.requests import Request, try_request
-from dpray.engines.schema import Schema
+from dpray.engines.schema.forms import schema_for
+from dpray.engines.schema.schema import Schema
 from dpray.io.public_files import read_terms
 from dpray.mechanisms.labels import largest_remainder
+from dpray.mechanisms.monte_carlo import Target, votes_target
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe, sampling
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
@@ -155,7 +155,7 @@ def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
     variations = [settings.variations] if "variations" in given else VARIATIONS
     plans = []
     for t in iterations:
-        # The noise depends on T alone: the other settings can be put into the plan.
+        # The noise depends on T only: the other settings can be put into the plan.
         tried = settings.model_copy(update={"iterations": t})
         plan = make_plan(config.model_copy(update={"method": tried}), tried)
         plans += [_varied(plan, number) for number in variations]

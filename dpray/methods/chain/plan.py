@@ -15,11 +15,11 @@ from typing import Any
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
-from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.config.sections import MethodSettings
 from dpray.engines.base import Engine
 from dpray.io.files import write_durably
+from dpray.mechanisms.monte_carlo import Target
 from dpray.methods import part
 from dpray.methods.config import ChainSettings
 from dpray.runs.plan import Plan, Reads, label_histogram
@@ -52,7 +52,7 @@ class ChainPlan(Plan):
 
     @property
     def reads(self) -> Reads:
-        """Return the second method's `reads`: the first one reads texts and labels alone."""
+        """Return the second method's `reads`: the first one reads texts and labels only."""
         found = self.second.reads
         limits = [replace(limit, key=_renamed(limit.key, 1)) for limit in found.token_limits]
         return replace(found, token_limits=limits)

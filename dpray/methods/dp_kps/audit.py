@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpray.accounting.composed_events import Composed, SelfComposed
-from dpray.auditing.monte_carlo import OTHERS, Scores, Target, laplace_scores
+from dpray.mechanisms.monte_carlo import OTHERS, Scores, Target, laplace_scores
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.mechanisms import GRID, LARGEST, FeatureSum, VocabularyHistogram
 

@@ -13,14 +13,14 @@ import numpy as np
 
 from dpray.accounting.accountant import calibrate, cost
 from dpray.accounting.event import Event
-from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, Sampling
 from dpray.engines.embedder import SentenceTransformerEmbedder
-from dpray.engines.forms import schema_for
 from dpray.engines.requests import Request, try_request
-from dpray.engines.schema import Schema
+from dpray.engines.schema.forms import schema_for
+from dpray.engines.schema.schema import Schema
 from dpray.io.public_files import read_few_shot
+from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.methods.dp_kps.settings import DpKpsSettings
@@ -211,7 +211,7 @@ def words_found(plan: DpKpsPlan) -> int | None:
 
 def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
     """Return the terms of a UTF-8 file, one per line. Anything after a tab, blank lines, and terms
-    that differ from an earlier one in case alone are left out. `stop_words` "english" also leaves
+    that differ from an earlier one only in case are left out. `stop_words` "english" also leaves
     out scikit-learn's 318 English function words. Raises InputError that names the line."""
     return list(read_counts(path, stop_words))
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
-from dpray.training.settings import TrainingSettings
-from dpray.training.step import DpSgdStep, Trainer, TrainingText, share
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep, Trainer, TrainingText, share
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -61,8 +61,8 @@ class DpSgd:
     steps: int
     settings: TrainingSettings
     repeats: int = 0
-    """The steps that are paid for beside `steps`: an interrupted training repeats its last ones,
-    with noise of their own."""
+    """The steps that are paid for in addition to `steps`: an interrupted training repeats its last
+    ones, with noise of their own."""
 
     @property
     def most_rows(self) -> int:
@@ -172,7 +172,7 @@ def one_record_each(
 
     Claim: a unit brings one record to a step however many it has, so the guarantee is the unit's:
     adding or removing it changes a sum of vectors of norm at most C by at most C. The draw depends
-    on that unit and `rng` alone; a mixture over it is dominated by its worst member.
+    on that unit and `rng` only; a mixture over it is dominated by its worst member.
     Proof: docs/privacy.md, section 5.1.
     """
     drawn = (units[int(unit)] for unit in batch)
@@ -185,7 +185,7 @@ class TextEncoder:
     for, without special tokens, at least `max_length` if it has so many.
 
     Code and text are encoded apart, so that the prompt for a text is token for token the start of
-    the training texts. A longer record is cut at `max_length`, a rule on that record alone; `start`
+    the training texts. A longer record is cut at `max_length`, a rule on that record only; `start`
     stands before the code, `eos` after a text that was not cut.
     """
 

@@ -20,18 +20,18 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from dpray.auditing.monte_carlo import Scores, Target
 from dpray.config.config import Config
 from dpray.engines.model_path import resolve_model
+from dpray.mechanisms.monte_carlo import Scores, Target
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
 from dpray.methods.dp_sgd.control_codes import control_codes, text_encoder
 from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch, PerExampleLoss
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
+from dpray.methods.dp_sgd.training.training import ReferenceTrainer
 from dpray.runs.plan import Losses
-from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.training.settings import TrainingSettings
-from dpray.training.step import DpSgdStep, TrainingText
-from dpray.training.training import ReferenceTrainer
 
 MOST_STEPS = 1000
 """The audit makes at most this many steps. Of a longer plan, it audits the claim for this many."""
@@ -58,7 +58,7 @@ def targets(plan: DpSgd) -> Iterator[Target]:
 
 class CanaryTable(nn.Module):
     """A model of one number for each canary. Canary i is the text (i + 1, 0); its loss depends on
-    the table's entry i + 1 alone."""
+    the table's entry i + 1 only."""
 
     def __init__(self, canaries: int, gradient: float) -> None:
         super().__init__()

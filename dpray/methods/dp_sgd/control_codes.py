@@ -21,8 +21,8 @@ from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_sgd.algorithm import TextEncoder
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.training.step import TrainingText
-from dpray.training.token_files import shard_of
+from dpray.methods.dp_sgd.training.step import TrainingText
+from dpray.methods.dp_sgd.training.token_files import shard_of
 from dpray.types import InputError
 from dpray.workers.rows import data_pieces, record_rows
 
@@ -68,7 +68,7 @@ class ControlCodes:
         max_length: int,
     ) -> str:
         """Return the code, without its last terms if they make it longer than
-        `most_code_tokens(max_length)`: a rule on this text alone."""
+        `most_code_tokens(max_length)`: a rule on this text only."""
         most = most_code_tokens(max_length)
         while terms and len(encode(self.code(values, terms))) > most:
             terms = terms[:-1]

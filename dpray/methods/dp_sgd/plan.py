@@ -12,17 +12,18 @@ from typing import Any
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import PoissonSubsampledGaussian
-from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine
-from dpray.engines.forms import schema_for
 from dpray.engines.model_path import absolute_model, is_at_hand, resolve_model
-from dpray.engines.schema import Schema
+from dpray.engines.schema.forms import schema_for
+from dpray.engines.schema.schema import Schema
 from dpray.engines.text import TextCodec
 from dpray.io.public_files import read_terms
+from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
 from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep
 from dpray.runs.plan import (
     Choice,
     Plan,
@@ -33,7 +34,6 @@ from dpray.runs.plan import (
     resolved_noise_multiplier,
     within_epsilon,
 )
-from dpray.training.step import DpSgdStep
 from dpray.types import InputError
 from dpray.workers.rows import Row
 
@@ -163,7 +163,7 @@ class DpSgdPlan(Plan):
             f"beforehand that an interrupted run may repeat",
             "noise multiplier": f"{self.noise_multiplier:.4f}",
             "records": f"{settings.records:,}, at most {settings.max_length} tokens each",
-            "long texts": f"{self.cut}; `dpray check` counts such texts, for the owner alone",
+            "long texts": f"{self.cut}; `dpray check` counts such texts, for the owner only",
         }
 
 
@@ -216,14 +216,14 @@ def codes_of(config: Config, settings: DpSgdSettings) -> ControlCodes:
 
 
 def with_public_files(plan: DpSgdPlan) -> DpSgdPlan:
-    """Return the plan with the public files that its settings name, read anew."""
+    """Return the plan with the public files that its settings name, read again."""
     return replace(plan, codes=codes_of(plan.config, plan.settings))
 
 
 def load_untuned(engine: EngineConfig, settings: DpSgdSettings, codes: ControlCodes) -> None:
     """Load the model that is tuned, and check that the codes fit its context."""
     # Imported late: a plan that is only looked at needs no torch.
-    from dpray.training.model import check_norms, load_loss
+    from dpray.methods.dp_sgd.training.model import check_norms, load_loss
 
     check_lengths(engine, settings, codes)
     loss = load_loss(absolute_model(engine.model), settings)

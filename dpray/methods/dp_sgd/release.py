@@ -1,7 +1,7 @@
 """DP-SGD trains a model, publishes it once, and has it write the texts.
 
 The unit `model` of the charge is the training as a whole: its output holds the SHA-256 of every
-file of the released model. Each block of steps is a unit of its own beside it: an interrupted
+file of the released model. Each block of steps is a unit of its own, apart from it: an interrupted
 training resumes after the last one that was published, and pays for the steps that it repeats.
 """
 
@@ -29,16 +29,15 @@ from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.algorithm import fine_tune
 from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
 from dpray.methods.dp_sgd.plan import DpSgdPlan
-from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
+from dpray.methods.dp_sgd.training.journal import Journal, lost_blocks
+from dpray.methods.dp_sgd.training.model import ADAPTER
+from dpray.methods.dp_sgd.training.step import SUM_ROUNDING
+from dpray.methods.dp_sgd.training.token_files import MappedUnits, write_shard
+from dpray.methods.dp_sgd.training.training import OnStep, ReferenceTrainer, Training, train_here
+from dpray.runs.folder import CHECKPOINTS, DISK_FULL, MODEL, RAY_TRAIN, TOKENS
 from dpray.runs.plan import privacy_unit
 from dpray.runs.privacy_report import NOT_COVERED, model_name
 from dpray.runs.session import Release, Session
-from dpray.runs.standing import DISK_FULL
-from dpray.training.journal import Journal, lost_blocks
-from dpray.training.model import ADAPTER
-from dpray.training.step import SUM_ROUNDING
-from dpray.training.token_files import MappedUnits, write_shard
-from dpray.training.training import OnStep, ReferenceTrainer, Training, train_here
 from dpray.types import Budget, BudgetRefused, DprayError, Resumable
 from dpray.workers.cluster import ended_for_memory
 from dpray.workers.engine import gpus_of_rank, with_absolute_model
@@ -128,7 +127,7 @@ def run_training(session: DpSgdSession, training: Training, show: OnStep) -> Non
         train_here(training, show)
         return
     # Imported late: a training in this process needs neither Ray Train nor DeepSpeed.
-    from dpray.training.ranks import train_on_ray
+    from dpray.methods.dp_sgd.training.ranks import train_on_ray
 
     runtime = session.config.runtime
     with training.journal.watched(show):
@@ -277,7 +276,7 @@ def tuned_folder(session: DpSgdSession) -> Path:
 
 
 def released_folder(session: DpSgdSession) -> Path:
-    """Return the folder of the files to release: the tuned model, or its adapters alone."""
+    """Return the folder of the files to release: the tuned model, or its adapters only."""
     tuned = tuned_folder(session)
     return tuned / ADAPTER if session.plan.settings.tuning == "lora" else tuned
 

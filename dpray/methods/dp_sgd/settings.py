@@ -21,7 +21,7 @@ from dpray.config.sections import (
     TextSettings,
 )
 from dpray.io.columns import value_name
-from dpray.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
 
 Value = Annotated[str, BeforeValidator(value_name)]
 

@@ -1,5 +1,5 @@
 """The limits that the model's context, the machine's memory and the epsilon set, from public
-numbers alone: no model is loaded, no data opened."""
+numbers only: no model is loaded, no data opened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpray.engines.kv_cache import (
 )
 from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.text import TextCodec
-from dpray.engines.vllm_model import context_of
+from dpray.engines.vllm.model import context_of
 from dpray.methods.private_prediction.prompts import PromptTemplate, frame, shown_examples
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.plan import Plan
@@ -144,7 +144,7 @@ class BatchMemory:
         return [
             f"method.batch_size: batches of up to about {rows} rows do not fit the "
             f"{self.rows_at_once} rows that the engine holds {self.place}: the others are "
-            "computed anew for every token, which is slow. A smaller method.batch_size (auto "
+            "computed again for every token, which is slow. A smaller method.batch_size (auto "
             "takes what fits) or method.max_prompt_tokens helps, or a larger "
             "engine.max_num_seqs, engine.kv_cache_gib (CPU) or GPU"
         ]

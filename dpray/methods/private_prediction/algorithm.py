@@ -15,7 +15,7 @@ from typing import Any
 
 from dpray.accounting.event import Event
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult
-from dpray.engines.schema import Form
+from dpray.engines.schema.schema import Form
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken
 
@@ -36,7 +36,7 @@ class BatchState:
     The text that t == r left unfinished counts in both, and is not among the examples X."""
 
     S: Batch
-    X: list[LockstepResult] = field(default_factory=list)  # line 1, for this batch alone
+    X: list[LockstepResult] = field(default_factory=list)  # line 1, for this batch only
     noisy_threshold: float | None = None  # line 4: the selector draws it before its first token
     t: int = 0  # line 5
     texts: int = 0

@@ -2,7 +2,7 @@
 answers, and of whole runs with secret Poisson batches.
 
 The unit's rows are sure of one token, or of another if the sparse vector is asked. Batches are
-stepped through by the method's algorithm and the selector that runs beside the language model;
+stepped through by the method's algorithm and the selector that runs next to the language model;
 if many meet the same logits, the mechanism draws all their tokens at once.
 """
 
@@ -24,12 +24,12 @@ import torch
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from dpray.accounting.composed_events import SelfComposed
-from dpray.auditing.monte_carlo import Scores, Target
 from dpray.config.config import DataConfig
 from dpray.engines.base import FinishReason, LockstepGroup, LockstepResult, select_token
-from dpray.engines.schema import Schema
-from dpray.engines.token_mask import TokenMask, Vocabulary
+from dpray.engines.schema.schema import Schema
+from dpray.engines.schema.token_mask import TokenMask, Vocabulary
 from dpray.mechanisms.batches import PoissonBatches
+from dpray.mechanisms.monte_carlo import Scores, Target
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector

@@ -8,8 +8,8 @@ from contextlib import closing
 from uuid import uuid4
 
 from dpray.engines.base import Engine, EngineError, failure_name
-from dpray.engines.forms import forced_tokens
-from dpray.ledger.protocol import RunLedger
+from dpray.engines.schema.forms import forced_tokens
+from dpray.ledger.ledger import RunLedger
 from dpray.methods.private_prediction.algorithm import Batch, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import encode_private, shown_examples

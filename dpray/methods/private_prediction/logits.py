@@ -7,7 +7,7 @@ batch's average is this sum divided by the public expected batch size s, never b
 rows, plus, for `dclip`, public log-probabilities: sensitivity `c / s` in the infinity norm.
 
 This holds to the last bit of the sum. A clipped row is rounded towards zero to a multiple of 2^-24,
-at most c, by a rule on that row alone: its maximum, differences, products with powers of two, and a
+at most c, by a rule on that row only: its maximum, differences, products with powers of two, and a
 sum of whole numbers for its softmax (`row_steps`). Nothing in it depends on the order of a
 reduction. Whole numbers below 2^53 are then added up in float64, which is exact and the same in
 every order of the rows. So a batch may be cut into parts, whose sums are added, and the computation
@@ -94,7 +94,7 @@ def dclip_sum(
     """Return `sum_i clamp(z_i - z_pub, -c, c)` on log-probabilities, of shape (K,).
 
     Logits carry an arbitrary constant per prompt; each row's is taken out by its own log-sum-exp,
-    a rule on that row alone.
+    a rule on that row only.
     Proof: docs/privacy.md, sections 2.1 and 2.2.
     """
     public_K = log_probabilities(logits_public_V, candidates_K)
@@ -314,7 +314,7 @@ class CopyFilter:
         self._next: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
         for token in prompt:
             self.add(token)
-        self._last = ()  # a text begins anew: the end of the prompt is no part of it
+        self._last = ()  # a text begins again: the end of the prompt is no part of it
 
     def add(self, token: int) -> None:
         """Note the token that comes next in the text."""

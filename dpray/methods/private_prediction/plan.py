@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from dpray.accounting.event import Event
-from dpray.auditing.monte_carlo import Target
 from dpray.config.config import Config
 from dpray.engines.base import Engine
-from dpray.engines.forms import forced_tokens, most_free_tokens
 from dpray.engines.row_variation import refuse_dependence, rounding_warnings, row_variation_once
-from dpray.engines.schema import Form, read_schema
+from dpray.engines.schema.forms import forced_tokens, most_free_tokens
+from dpray.engines.schema.schema import Form, read_schema
 from dpray.engines.text import TextCodec
-from dpray.engines.vllm_model import context_of
+from dpray.engines.vllm.model import context_of
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.labels import common_shares
+from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.private_prediction.affordable import (
     BatchMemory,
     affordable_batch_size,
@@ -36,7 +38,7 @@ from dpray.methods.private_prediction.prompts import (
 )
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
-from dpray.runs.plan import Plan, Reads, TokenLimit, label_histogram
+from dpray.runs.plan import Choice, Plan, Reads, Signal, TokenLimit, label_histogram
 from dpray.types import InputError
 
 MOST = 10_000_000
@@ -49,7 +51,7 @@ SUMMARISED = {
     "batches", "public_gate", "sparse_vector", "max_tokens", "max_prompt_tokens", "longest_copy",
     "schema",
 }  # fmt: skip
-"""These keys are in a plan's summary beside the mechanism's."""
+"""These keys are in a plan's summary next to the mechanism's."""
 
 
 @dataclass(frozen=True)
@@ -372,7 +374,7 @@ def form_of(
 
 
 def with_public_files(plan: PrivatePredictionPlan) -> PrivatePredictionPlan:
-    """Return the plan with the public files that its settings name, read anew."""
+    """Return the plan with the public files that its settings name, read again."""
     return replace(plan, template=template_of(plan.config, plan.settings))
 
 
@@ -429,3 +431,105 @@ def _affordable(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
             return wanted
     what = f"one Poisson batch of {tokens} private tokens of each label"
     return largest_affordable(poisson, MOST, what)
+
+
+CLIP_BOUNDS = (10.0, 5.0, 3.0, 2.0, 1.0)
+BATCH_SIZES = (16, 32, 64, 128, 256)
+
+CLIP = {"clip", "clip_bound", "temperature"}
+"""These keys go together: if one is set, none is free."""
+
+
+def choose(config: Config, settings: PrivatePredictionSettings, records: int) -> Choice:
+    """Take dclip at temperature 1 with the largest clip bound that affords the texts: the larger,
+    the more a token gains (docs/private_prediction.md). Then take the smallest batches that do,
+    because a text costs a prompt for each record of its batch. Keys that are set stay as they are.
+
+    If nothing affords the texts, take what affords most. Raises InputError if nothing affords one.
+    """
+    candidates = list(_candidates(config, settings))
+    template = template_of(config, settings)  # no key of it is free
+    base = PrivatePredictionPlan(config, config.data.proportions, settings, 1, template)
+    wanted = settings.texts or records
+    refused: list[InputError] = []
+
+    def plan_of(each: PrivatePredictionSettings) -> PrivatePredictionPlan | None:
+        try:
+            return make_plan(config.model_copy(update={"method": each}), each)
+        except InputError as error:
+            refused.append(error)
+            return None
+
+    enough = (each for each in candidates if affords(replace(base, settings=each), wanted))
+    best = next(filter(None, map(plan_of, enough)), None)
+    if best is None:
+        # A smaller clip costs less whatever the batches are.
+        least = min(each.clip_bound for each in candidates)
+        cheapest = (plan_of(each) for each in candidates if each.clip_bound == least)
+        best = max(filter(None, cheapest), key=lambda plan: plan.whole_texts, default=None)
+    if best is None:
+        raise refused[0]
+    chosen, affordable = best.settings, max([best.whole_texts, *best.texts_affordable.values()])
+    if not best.texts_affordable and chosen.max_records is not None:
+        # Of batches of a given kind the plan says no more than whether the limit is reached.
+        without_limit = chosen.model_copy(update={"max_records": None})
+        affordable = make_plan(config, without_limit).whole_texts
+    signal = Signal(affordable, records, "whole texts that epsilon pays for")
+    return Choice(best, signal, (_reason(settings, best, records),))
+
+
+def _reason(settings: PrivatePredictionSettings, best: PrivatePredictionPlan, records: int) -> str:
+    chosen = best.settings
+    what = f"{chosen.clip} with c {chosen.clip_bound:g}, s {chosen.batch_size}, {chosen.batches}"
+    if _is_set(settings, CLIP) and _is_set(settings, {"batch_size"}):
+        return f"{what}: as they are set"
+    if best.whole_texts < records:
+        return f"{what}: what affords most"
+    return f"{what}: the largest clip, and then the smallest batches, that afford the texts"
+
+
+def affords(base: PrivatePredictionPlan, texts: int) -> bool:
+    """Return whether epsilon pays for `texts` texts, with any kind of batches that may be chosen.
+
+    This evaluates the cost once for each kind of batches; the largest affordable number takes
+    dozens of evaluations.
+    """
+    for changes in (
+        {"batches": "disjoint", "texts": None, "max_records": texts},
+        {"batches": "poisson", "texts": texts, "max_records": None},
+    ):
+        if base.settings.batches not in (changes["batches"], "auto"):
+            continue
+        settings = base.settings.model_copy(update=changes)
+        if changes["batches"] == "disjoint" and settings.private_tokens is None:
+            batches = replace(base, settings=settings).batches.num_batches
+            tokens = math.ceil(texts / batches) * base.private_tokens_of_a_text
+            settings = settings.model_copy(update={"private_tokens": tokens})
+        with suppress(InputError):
+            plan = with_batches(replace(base, settings=settings))
+            if plan.whole_texts >= texts and plan.cost.epsilon <= base.config.privacy.epsilon:
+                return True
+    return False
+
+
+def _candidates(
+    config: Config, settings: PrivatePredictionSettings
+) -> Iterator[PrivatePredictionSettings]:
+    """Yield settings, first those that are better if they afford the texts."""
+    clips = [settings.clip_bound]
+    free: dict[str, Any] = {}
+    if not _is_set(settings, CLIP):
+        free, clips = {"clip": "dclip", "temperature": 1.0}, list(CLIP_BOUNDS)
+    if settings.batch_size != "auto" and _is_set(settings, {"batch_size"}):
+        sizes = [settings.batch_size]
+    else:
+        rarest = min(common_shares(config.data.proportions).values())
+        of_a_label = config.data.public_size * rarest
+        sizes = [s for s in BATCH_SIZES if s <= of_a_label] or [max(1, int(of_a_label))]
+    for clip_bound, batch_size in product(clips, sizes):
+        free |= {"clip_bound": clip_bound, "batch_size": batch_size}
+        yield settings.model_copy(update=free)
+
+
+def _is_set(settings: PrivatePredictionSettings, keys: set[str]) -> bool:
+    return not settings.model_fields_set.isdisjoint(keys)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from dpray.config.config import Config
 from dpray.engines.base import Engine
-from dpray.engines.schema import Form
+from dpray.engines.schema.schema import Form
 from dpray.engines.text import TextCodec
 from dpray.io.public_files import FewShot, read_few_shot, read_terms
 from dpray.io.template_file import Template, TextKey, read_template
@@ -137,7 +137,7 @@ def encode_private(
     room: int,
 ) -> tuple[int, ...]:
     """Return a private prompt's tokens, its text cut so that they are at most `room`: a rule on
-    this text alone."""
+    this text only."""
     most = max(room - len(frame(engine, template, label, examples)), 0)
     while True:
         prompt = template.private_prompt(engine.truncate(text, most), label, examples)

@@ -280,7 +280,7 @@ def describe_draw(settings: PrivatePredictionSettings) -> str:
     """Return the sentence of the report on how a token is drawn."""
     words = "softmax of the clipped mean of logits (exponential mechanism)"
     if settings.public_gate is not None:
-        words += "; if the public logits alone are sure of a token, it is drawn from them"
+        words += "; if the public logits are sure of a token by themselves, it is drawn from them"
     if settings.schema is not None:
         words += (
             "; only tokens that the public schema allows are drawn, and one that it leaves no "

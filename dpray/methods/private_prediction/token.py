@@ -28,8 +28,8 @@ from dpray.accounting.event import Event
 from dpray.accounting.events import AboveThreshold, ExponentialMechanism
 from dpray.engines.base import SelectorSpec, Waiting
 from dpray.engines.finite_rows import highest
-from dpray.engines.forms import open_mask
-from dpray.engines.token_mask import TokenMask
+from dpray.engines.schema.forms import open_mask
+from dpray.engines.schema.token_mask import TokenMask
 from dpray.mechanisms.randomness import generator
 from dpray.methods.private_prediction.logits import (
     Candidates,
@@ -123,7 +123,7 @@ class PrivateToken:
     and the distance by `records_per_unit / batch_size`. At most `private_tokens` tokens are drawn
     privately for a batch: `dp_event` is the cost of them all.
 
-    This holds for logits of a row that depend on this row alone, and for candidates cut out by
+    This holds for logits of a row that depend on this row only, and for candidates cut out by
     public logits that no private row touches. Engines satisfy the second exactly (`PublicPass`).
     Kernels satisfy the first up to their rounding, which goes with the shape of the whole forward
     pass: every engine that decodes is tested for it (`row_variation`), refused if it is too much
@@ -265,7 +265,7 @@ class PrivateToken:
         return index if candidates_K is None else candidates_K[index].where(index >= 0, -1)
 
     def draw_public(self, logits_public_V: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        """Draw by line 19, from the public logits alone: free."""
+        """Draw by line 19, from the public logits only: free."""
         return sample_softmax(logits_public_V, self.public_temperature, rng)
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpray.accounting.event import Event
-from dpray.auditing.monte_carlo import Target, votes_target
 from dpray.config.config import Config
 from dpray.io.formats import Piece
 from dpray.io.public_files import public_files
+from dpray.mechanisms.monte_carlo import Target, votes_target
 from dpray.mechanisms.topics import words_of
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.topics.settings import TopicsSettings

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dpray import registry as methods
 from dpray.config.config import Config
 from dpray.engines.base import Completion, EngineError
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.types import InputError, Resumable
 from dpray.workers import shards

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dpray import registry
 from dpray.config.config import Config, EngineConfig
+from dpray.methods import registry
 from dpray.methods.config import parse_config
 from dpray.types import Progress
 from dpray.workers import shards

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Composed
 from dpray.accounting.event import Event
-from dpray.auditing.audit import audit
 from dpray.config.config import Config
+from dpray.evaluation.audit import audit
+from dpray.evaluation.compare import plain
 from dpray.methods import part
 from dpray.methods.chain.plan import ChainPlan, with_terms, write_records
 from dpray.methods.chain.release import check_same_event
 from dpray.methods.config import parse_config
 from dpray.methods.dp_sgd.plan import DpSgdPlan
-from dpray.planning.compare import plain
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.runs.plan import label_histogram
 from dpray.types import InputError, RunFailed
 from dpray.workers.engine import build_engine

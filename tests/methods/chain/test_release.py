@@ -15,7 +15,7 @@ from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.report.page import write_report
 from dpray.types import InputError, Resumable
 from dpray.workers.shards import Vote

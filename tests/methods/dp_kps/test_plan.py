@@ -22,7 +22,7 @@ from dpray.config.config import Config
 from dpray.methods.config import parse_config
 from dpray.methods.dp_kps.plan import DpKpsPlan
 from dpray.methods.dp_kps.settings import DpKpsSettings
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.runs.plan import with_spent
 from dpray.types import InputError
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import dpray
-from dpray import registry as methods
 from dpray.config.config import Config
 from dpray.engines.base import Completion, EngineError
 from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.dp_kps import release as dp_kps_run
 from dpray.methods.dp_kps.mechanisms import GRID

@@ -19,11 +19,11 @@ from dpray.methods.dp_sgd.algorithm import (
     one_record_each,
     poisson_batch,
 )
-from dpray.training.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.training.settings import TrainingSettings
-from dpray.training.step import DpSgdStep, TrainingText
-from dpray.training.training import ReferenceTrainer
-from tests.training.tiny_gradients import (
+from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch, PerExampleLoss
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
+from dpray.methods.dp_sgd.training.training import ReferenceTrainer
+from tests.methods.dp_sgd.training.tiny_gradients import (
     clipped_sum,
     flat,
     gpt2,

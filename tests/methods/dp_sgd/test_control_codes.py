@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpray import registry as methods
 from dpray.config.config import Config
 from dpray.engines.base import PlainPrompt
 from dpray.engines.text import TextCodec
+from dpray.methods import registry as methods
 from dpray.methods.dp_sgd.control_codes import (
     ControlCodes,
     control_codes,
@@ -22,7 +22,7 @@ from dpray.methods.dp_sgd.control_codes import (
     unit_texts,
 )  # fmt: skip
 from dpray.methods.dp_sgd.settings import DpSgdSettings
-from dpray.training.step import TrainingText
+from dpray.methods.dp_sgd.training.step import TrainingText
 from dpray.types import InputError
 from tests.workers.outcomes import lines
 

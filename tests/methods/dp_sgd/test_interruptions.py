@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from dpray import registry as methods
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
@@ -19,17 +18,18 @@ from dpray.config.config import Config
 from dpray.engines.base import EngineError, PlainPrompt
 from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.randomness import generator, new_key
+from dpray.methods import registry as methods
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
-from dpray.training import journal
-from dpray.training.journal import TrainingState
-from dpray.training.model import load_loss, put_weights
-from dpray.training.settings import TrainingSettings
-from dpray.training.step import DpSgdStep
-from dpray.training.training import GradientNoise, ReferenceTrainer
+from dpray.methods.dp_sgd.training import journal
+from dpray.methods.dp_sgd.training.journal import TrainingState
+from dpray.methods.dp_sgd.training.model import load_loss, put_weights
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep
+from dpray.methods.dp_sgd.training.training import GradientNoise, ReferenceTrainer
 from dpray.types import BudgetRefused, DprayError, InputError, Progress, Resumable
 from dpray.workers.engine import build_engine
-from tests.training.states import state_of
-from tests.training.tiny_gradients import texts
+from tests.methods.dp_sgd.training.states import state_of
+from tests.methods.dp_sgd.training.tiny_gradients import texts
 from tests.workers.outcomes import open_budget
 
 pytestmark = pytest.mark.usefixtures("one_thread")

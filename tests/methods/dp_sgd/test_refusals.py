@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dpray import registry as methods
 from dpray.config.config import Config
+from dpray.methods import registry as methods
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.types import DprayError, InputError
 from dpray.workers.engine import build_engine

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from dpray import registry as methods
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.model_path import resolve_model
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
+from dpray.methods.dp_sgd.training.step import SUM_ROUNDING
+from dpray.methods.dp_sgd.training.training import ReferenceTrainer
 from dpray.runs.privacy_report import model_name
-from dpray.training.step import SUM_ROUNDING
-from dpray.training.training import ReferenceTrainer
 from tests.workers.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -23,7 +23,7 @@ from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.prompts import PromptTemplate, encode_private, shown_examples
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.types import AlreadyPublished, Budget, DprayError, InputError
 from dpray.workers.groups import SliceWorker
 from dpray.workers.pool_actor import PoolActor

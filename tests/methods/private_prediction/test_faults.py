@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import OutOfMemoryError as EndedByRay
 
-from dpray import registry as methods
 from dpray.config.config import Config, EngineConfig
 from dpray.engines import row_variation
 from dpray.engines.base import (
@@ -36,6 +35,7 @@ from dpray.engines.base import (
 )
 from dpray.engines.row_variation import LONGER
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import MOST_COPIES, bound_copies

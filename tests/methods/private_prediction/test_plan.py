@@ -15,12 +15,12 @@ import yaml
 
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.text import TextCodec
-from dpray.engines.vllm_model import DEFAULT_CONTEXT
+from dpray.engines.vllm.model import DEFAULT_CONTEXT
 from dpray.methods.config import load_config, parse_config
 from dpray.methods.private_prediction.affordable import context_of
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import load_template
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.types import InputError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -20,7 +20,7 @@ from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import SecretKey, new_key
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
-from dpray.registry import make_plan, run
+from dpray.methods.registry import make_plan, run
 from dpray.runs.folder import BATCHES_KEY
 from dpray.types import InputError, Progress, Resumable
 from dpray.workers.groups import Groups

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dpray.config.sections import RuntimeConfig
-from dpray.ledger.protocol import NullLedger
+from dpray.ledger.ledger import NullLedger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.release import (
     Decoded,
@@ -23,7 +23,7 @@ from dpray.methods.private_prediction.release import (
     records,
     task_size,
 )
-from dpray.registry import make_plan
+from dpray.methods.registry import make_plan
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.session import Session
 from dpray.workers.engine import build_engine

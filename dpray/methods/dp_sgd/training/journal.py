@@ -1,0 +1,165 @@
+"""A `Journal` records a training by blocks of steps, so that an interrupted one can resume and is
+charged for every step that it may have made.
+
+A block is begun in the ledger, durably, before any of its noise is drawn; after its last step the
+state is written, and its SHA-256 published under the block's name. A block that was begun and not
+published may have made any number of its steps: when it is begun again, all of them are charged a
+second time. The states of the noise and of the sampling are never stored.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from dpray.io.files import sha256_of, sync
+from dpray.ledger.ledger import NullLedger, RunLedger
+from dpray.types import DprayError
+
+SECONDS_BETWEEN_LOOKS = 2.0
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The state that an interrupted training resumes from, on any number of ranks: after `steps`
+    steps, the weights by their names in `PerExampleLoss.trainable_parameters`, and each of the
+    optimizer's moments by the same names. Tensors are on the CPU, mapped from the state's file."""
+
+    steps: int
+    weights: Mapping[str, torch.Tensor] = field(repr=False)
+    moments: Mapping[str, Mapping[str, torch.Tensor]] = field(repr=False)
+
+    @staticmethod
+    def load(path: Path) -> TrainingState:
+        found: dict[str, dict[str, torch.Tensor]] = {"weights": {}}
+        with safe_open(path, framework="pt") as file:
+            steps = int(file.metadata()["steps"])
+            for key in file.keys():  # noqa: SIM118 (not a mapping)
+                kind, _, name = key.partition("/")
+                found.setdefault(kind, {})[name] = file.get_tensor(key)
+        return TrainingState(steps, found.pop("weights"), found)
+
+
+def block_steps(unit: str) -> range:
+    """Return the steps, from 0, of the block of this name; none for another unit of the run."""
+    kind, _, numbers = unit.partition("-")
+    if kind != "steps":
+        return range(0)
+    first, last = map(int, numbers.split("-"))
+    return range(first - 1, last)
+
+
+def lost_blocks(ledger: RunLedger, key: str) -> list[int]:
+    """Return the number of steps of every block that was begun and left no checkpoint, in the
+    blocks' order."""
+    published = {unit: attempt for unit, (attempt, _) in ledger.published(key)}
+    started = ledger.started(key)
+    lost = (len(block_steps(unit)) for unit, attempt in started if published.get(unit) != attempt)
+    return [steps for steps in lost if steps]
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Records one attempt at a training of `steps` steps, in blocks of `block_size`; it travels to
+    the ranks.
+
+    `folder` holds the checkpoints and has to be reachable from rank 0's node and from the next
+    attempt's.
+    """
+
+    ledger: RunLedger
+    key: str
+    attempt: str
+    folder: str
+    steps: int
+    block_size: int
+
+    def latest(self) -> TrainingState | None:
+        """Return the state of the last block that was published, None before there is one. Raises
+        DprayError if its file is not what was published."""
+        if (last := self._last_block()) is None:
+            return None
+        unit, attempt, sha = last
+        path = self._path(unit, attempt)
+        if not path.is_file() or (sha is not None and sha256_of(path) != sha):
+            raise DprayError(
+                f"{path.name}: the training's checkpoint is not there, or altered: it cannot go on"
+            )
+        return TrainingState.load(path)
+
+    def steps_done(self) -> int:
+        """Return the number of steps up to the last published block."""
+        last = self._last_block()
+        return 0 if last is None else block_steps(last[0]).stop
+
+    def before_step(self, t: int) -> None:
+        """Begin the block that step t is the first of; on rank 0."""
+        if t % self.block_size == 0:
+            self.ledger.begin(self.key, self.attempt, [self._block(t)])
+
+    def ends_block(self, t: int) -> bool:
+        return (t + 1) % self.block_size == 0 or t + 1 == self.steps
+
+    def keep(self, t: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Publish the state after the last step t of a block, named as `TrainingState.load` reads
+        it; on rank 0, which holds all of it in its memory."""
+        unit = self._block(t)
+        path = self._path(unit, self.attempt)
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        whole = {name: tensor.contiguous() for name, tensor in tensors}
+        save_file(whole, temporary, {"steps": str(t + 1)})
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
+        self.ledger.publish(self.key, self.attempt, [(unit, sha256_of(path))])
+        # NFS keeps a removed file that is mapped, under a name of its own that nobody may remove.
+        for other in path.parent.glob("steps-*"):
+            if other != path:
+                other.unlink()
+
+    @contextmanager
+    def watched(self, show: Callable[[int], None]) -> Iterator[None]:
+        """Call `show` with `steps_done()` every few seconds while ranks elsewhere train."""
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(SECONDS_BETWEEN_LOOKS):
+                try:
+                    show(self.steps_done())
+                except Exception:
+                    return  # without progress the training still goes on
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _last_block(self) -> tuple[str, str, str | None] | None:
+        """Return the last published block's name, attempt and checkpoint's SHA-256."""
+        if isinstance(self.ledger, NullLedger):  # it remembers nothing: the file's name says it
+            if not (files := list(Path(self.folder).glob("steps-*.safetensors"))):
+                return None
+            unit, attempt = max(files).stem.rsplit("-", 1)
+            return unit, attempt, None
+        published = self.ledger.published(self.key)
+        return max(((unit, *entry) for unit, entry in published if block_steps(unit)), default=None)
+
+    def _block(self, t: int) -> str:
+        """Return the name of the block that step t, from 0, belongs to."""
+        first = t - t % self.block_size
+        return f"steps-{first + 1:08d}-{min(first + self.block_size, self.steps):08d}"
+
+    def _path(self, unit: str, attempt: str) -> Path:
+        return Path(self.folder) / f"{unit}-{attempt}.safetensors"

@@ -1,0 +1,110 @@
+"""The registry finds the plan and the release of a method by the method's name."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from dpray.config.config import Config
+from dpray.engines.model_path import resolve_model
+from dpray.extras import require
+from dpray.io.file_list import list_files
+from dpray.io.files import read_json
+from dpray.methods import part
+from dpray.runs.plan import Choice, Losses, Plan
+from dpray.types import InputError, OnProgress, Progress
+from dpray.workers.engine import BuildEngine, build_engine
+
+NEEDS = {
+    "private_prediction": ("torch",),
+    "aug_pe": ("torch", "sentence_transformers"),
+    "dp_sgd": ("deepspeed", "peft", "torch"),
+}
+"""The optional modules that a run of a method imports with any engine. A plan needs none."""
+
+
+def make_plan(config: Config) -> Plan:
+    """Return the plan, with every null resolved. Raises InputError if the keys together cost more
+    than `privacy.epsilon`."""
+    _check_chosen(config)
+    plan: Plan = part(config.method.name, "plan").make_plan(config, config.method)
+    return plan
+
+
+def choose(config: Config, records: int) -> Choice:
+    """Choose the free parameters of the method for this number of records. Raises InputError if the
+    method has no plan."""
+    chosen: Choice = part(config.method.name, "plan").choose(config, config.method, records)
+    return chosen
+
+
+def released_losses(plan: Plan, folder: Path) -> Losses | None:
+    """Return the losses by the model that the run in `folder` released, or None if the method
+    releases texts only."""
+    if plan.settings.name != "dp_sgd":
+        return None
+    from dpray.runs.folder import MODEL
+
+    model = part("dp_sgd", "audit")
+    losses: Losses = model.released_losses(plan.config, plan.settings, folder / MODEL)
+    return losses
+
+
+def run(
+    config: Config,
+    on_progress: OnProgress = lambda progress: None,
+    build: BuildEngine = build_engine,
+) -> dict[str, Any]:
+    """Run or resume `config`, and return its privacy report. `build` makes an engine from a section
+    of the configuration, in this process or in an actor.
+
+    Raises InputError, BudgetRefused (the data was not opened) and Resumable. Each error says
+    whether the run is charged and how to continue.
+    """
+    from dpray.runs.failures import telling_charge
+    from dpray.runs.folder import ReleaseFolder
+    from dpray.runs.runner import Run
+    from dpray.workers.cluster import is_local
+
+    with telling_charge(config):
+        _check_chosen(config)
+        is_here = is_local(config)
+        for name in sorted(config.method_names):
+            require(f"method {name}", *NEEDS.get(name, ()))
+        list_files(config.data.path)
+        # Another `build` may not need this model.
+        if build is build_engine and is_here and config.engine.is_local:
+            on_progress(Progress("finding the model"))
+            resolve_model(config.engine.model)
+        on_progress(Progress("planning"))
+        plan = make_plan(_as_begun(config))
+        release = part(config.method.name, "release").release
+        with closing(ReleaseFolder(config.output.path)) as folder:
+            return Run(plan, folder, release, on_progress, build).execute()
+    raise AssertionError("unreachable: `telling_charge` re-raises every error")
+
+
+def _as_begun(config: Config) -> Config:
+    """Return the configuration with the batch size that the run in the folder chose for `auto`:
+    another machine, or other free memory, would give another size."""
+    from dpray.runs.folder import CONFIG
+
+    kept = Path(config.output.path) / "private" / CONFIG
+    if getattr(config.method, "batch_size", None) != "auto" or not kept.exists():
+        return config
+    method = read_json(kept).get("method") or {}
+    size = method.get("batch_size") if method.get("name") == config.method.name else None
+    if not isinstance(size, int):
+        return config
+    return config.model_copy(
+        update={"method": config.method.model_copy(update={"batch_size": size})}
+    )
+
+
+def _check_chosen(config: Config) -> None:
+    if config.method.name == "auto":
+        raise InputError(
+            "method.name: auto is for `dpray plan`, which compares the methods; with --write it "
+            "writes the configuration of the method that it recommends"
+        )

@@ -1,0 +1,217 @@
+"""Attempts at a run's release: what was interrupted or lost before it published is repeated.
+
+What is published is kept. `dpray.workers.cluster.reason_to_repeat` has the short list of losses
+after which another attempt begins. Any other error of an attempt is a failure of the mechanisms
+that it had begun, which are never run again; without any, the same command goes on.
+Every error that ends a run tells whether the run is charged, and how it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from dpray.config.config import Config
+from dpray.engines.base import EngineError
+from dpray.io.files import disk_is_full, read_json
+from dpray.runs.folder import DISK_FULL
+from dpray.runs.session import Release, Session
+from dpray.types import (
+    BudgetRefused,
+    DprayError,
+    InputError,
+    LedgerConflict,
+    LedgerUnavailable,
+    Resumable,
+    RunFailed,
+    first_line,
+    is_interruption,
+)
+from dpray.workers import cluster
+from dpray.workers.rows import WorkerError
+
+
+def release_with_repeats(
+    sessions: Iterator[Session[Any]], release: Callable[[Session[Any]], Release]
+) -> tuple[Session[Any], Release]:
+    """Return the first session that finishes, and its release. Each session is one attempt;
+    any error but a loss ends the run."""
+    for number, session in enumerate(sessions, start=1):
+        with closing(session):
+            try:
+                session.folder.recover(_committed(session))
+                session.folder.take_room()
+                session.check_records()
+                session.measure_labels()
+                return session, release(session)
+            except BaseException as error:
+                if (ended := _end_of_run(session, number, error)) is not None:
+                    ended.resume_hint = session.resume_hint
+                    if ended is error:
+                        raise
+                    raise ended from error
+            finally:
+                session.folder.give_room()
+    raise AssertionError("runtime.max_attempts is at least 1")
+
+
+def _end_of_run(session: Session[Any], number: int, error: BaseException) -> DprayError | None:
+    """Return the error that ends the run after an attempt failed with `error`; None for a loss that
+    another attempt makes good."""
+    # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
+    if is_interruption(error):
+        return Resumable("interrupted")
+    if isinstance(error, LedgerConflict) and session.ledger.counts(session.run_id)["committed"]:
+        return RunFailed(
+            "output.path: another copy of this folder finished the run, and its release is the one "
+            "that was paid for"
+        )
+    if isinstance(error, DprayError):
+        return error
+    last = error.last if isinstance(error, cluster.LostTooOften) else error
+    why = cluster.reason_to_repeat(last)
+    if why is None:
+        if failed := _record_failures(session, error):
+            return RunFailed(
+                f"{_what_stopped(error)}; what was being drawn ({failed[0]}, {len(failed)} in all) "
+                "is never repeated, so this run cannot be finished"
+            )
+        if not isinstance(error, EngineError):
+            return _ended_between_draws(error)
+        why = str(error)
+    attempts = session.config.runtime.max_attempts
+    if number == attempts or isinstance(error, cluster.LostTooOften):
+        return Resumable(f"{why} ({attempts} times)")
+    return None
+
+
+def _ended_between_draws(error: BaseException) -> DprayError:
+    """Return the error of a run that stopped while nothing was being drawn: it can go on."""
+    if disk_is_full(error):
+        return Resumable(DISK_FULL)
+    if cluster.ended_for_memory(error):
+        return Resumable(f"{_what_stopped(error)}, and nothing was being drawn")
+    return DprayError(f"{_what_stopped(error)}; nothing that was not finished was released")
+
+
+def _committed(session: Session[Any]) -> Callable[[str], bool]:
+    if session.config.not_private:
+        return lambda sha: True
+    shas = {sha for _, (_, sha) in session.ledger.published(session.run_id)}
+    return shas.__contains__
+
+
+def _record_failures(session: Session[Any], error: BaseException) -> list[str]:
+    """Record as failed what this attempt had begun and not published when `error` ended it. Return
+    the units of the run that have failed.
+
+    Where Ray ended a process for want of memory, these are what workers had under way just then,
+    and not what was lost before with another one: how much memory a batch needs depends on its
+    private rows.
+    """
+    session.folder.give_room()  # the ledger may be on the same full disk
+    ledger, run_id = session.ledger, session.run_id
+    ended = cluster.find_error(error, cluster.EndedForMemory)
+    reason = cluster.class_name(error) if ended is None else "OutOfMemoryError"
+    for unit, attempt in list(ledger.unfinished(run_id)):
+        if attempt.startswith(session.attempt_id) if ended is None else attempt in ended.worker_ids:
+            ledger.fail(run_id, unit, attempt, reason)
+    return [unit for unit, _ in ledger.failed(run_id)]
+
+
+def _what_stopped(error: BaseException) -> str:
+    """Describe an error of dpray's own code or of a library without its words."""
+    if cluster.ended_for_memory(error):
+        return "Ray ended a process of the run because its machine was low on memory"
+    if disk_is_full(error):
+        return f"the run stopped: {DISK_FULL}"
+    if isinstance(error, EngineError):
+        return f"the run stopped: {error}"
+    worker = cluster.find_error(error, WorkerError)
+    # Ray Data adds lines of its own to the name.
+    return f"the run stopped: {first_line(worker) if worker else cluster.class_name(error)}"
+
+
+class OtherPlan(InputError):
+    """The folder holds a run of another plan: nothing is charged for this one."""
+
+
+class Charged(Enum):
+    NO = "nothing was charged"
+    YES = "the run is charged"
+    UNDER_WAY = (
+        "the charge was under way: the same command asks the ledger whether the run is charged, "
+        "and charges nothing twice"
+    )
+    UNKNOWN = (
+        "run.json in output.path cannot be read, so the run may be charged: `dpray ledger show` "
+        "lists the charges"
+    )
+
+
+@contextmanager
+def telling_charge(config: Config | None) -> Iterator[None]:
+    """Append to each error whether the run is charged and how it goes on. For a charged run, an
+    interruption and an unavailable ledger become `Resumable`; a full disk always does. Before the
+    configuration is read, when nothing can be charged, pass None."""
+    try:
+        yield
+    except BaseException as error:
+        charged = Charged.NO
+        if config is not None and not isinstance(error, OtherPlan):
+            charged = _charged(Path(config.output.path) / "run.json")
+        ended = _resumable(error, charged)
+        ended.standing = sentence = _sentence(ended, charged)  # type: ignore[attr-defined]
+        if not isinstance(ended, DprayError):
+            ended.add_note(sentence)  # others know no `standing`
+            raise
+        # Without its cause, a library's error that may quote a text: Python shows both.
+        raise ended from None
+
+
+def _charged(file: Path) -> Charged:
+    """Return the charge of a run, as its `run.json` states it."""
+    if not file.exists():
+        return Charged.NO
+    try:
+        run: dict[str, Any] = read_json(file)
+    except InputError:
+        return Charged.UNKNOWN
+    if run.get("not_private") or run.get("state") == "planned":
+        return Charged.NO
+    return Charged.UNDER_WAY if run.get("state") == "charging" else Charged.YES
+
+
+def _resumable(error: BaseException, charged: Charged) -> BaseException:
+    """Return the error as a `Resumable` if it is one for this run."""
+    if isinstance(error, Resumable | RunFailed):
+        return error
+    if disk_is_full(error):
+        return Resumable(DISK_FULL)
+    if charged in (Charged.YES, Charged.UNDER_WAY):
+        # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            return Resumable("interrupted")
+        if isinstance(error, LedgerUnavailable):
+            resumable = Resumable(str(error))
+            resumable.resume_hint = error.resume_hint
+            return resumable
+    return error
+
+
+def _sentence(error: BaseException, charged: Charged) -> str:
+    words = charged.value
+    if charged is Charged.NO and isinstance(error, Resumable):
+        return f"{words}; the same command begins again"
+    if charged is not Charged.YES:
+        return words
+    if isinstance(error, RunFailed):
+        return f"{words}, and its charge stays spent"
+    resume_hint = getattr(error, "resume_hint", DprayError.resume_hint)
+    if isinstance(error, BudgetRefused):
+        return f"{words}, and what was refused is not: with room for it, {resume_hint}"
+    first = "once that is fixed, " if isinstance(error, InputError) else ""
+    return f"{words}: {first}{resume_hint}"

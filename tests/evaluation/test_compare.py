@@ -1,0 +1,157 @@
+"""All methods side by side, from public numbers alone, and the one that is recommended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import dpray
+from dpray.cli import run_command
+from dpray.evaluation.compare import METHODS, Answer, answer, compare
+from dpray.methods.config import parse_config
+from dpray.methods.registry import make_plan
+from dpray.types import InputError
+
+COUNTS = {f"word{rank}": 2**12 // (rank + 1) for rank in range(400)}
+
+
+@pytest.fixture
+def tree(auto_settings: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    return partial(auto_settings, COUNTS, 40)
+
+
+@pytest.fixture
+def ask(tree: Callable[..., dict[str, Any]]) -> Callable[..., Answer]:
+    """One method's answer, with keys of its own."""
+
+    def asked(name: str, records: int = 40, size: int = 4000, **keys: Any) -> Answer:
+        config = parse_config(tree(data__public_size=size))
+        if name == "dp_kps":
+            keys = getattr(config.method, name) | keys
+        return answer(config, {"name": name} | keys, records)
+
+    return asked
+
+
+@pytest.mark.slow
+def test_every_method_answers_and_the_first_above_its_noise_is_recommended(
+    tree: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, made = tmp_path / "auto.yaml", tmp_path / "made.yaml"
+    file.write_text(yaml.safe_dump(tree()))
+    assert run_command(["plan", str(file), "--write", str(made), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["methods"]) == list(METHODS) and found["records_wanted"] == 40
+    for method in found["methods"].values():
+        assert method["feasible"] and method["reasons"]
+        assert 0 < method["plan"]["epsilon"] <= 4.0 and method["plan"]["records"] == 40
+        signal = method["signal"]
+        assert signal["is_enough"] == (signal["value"] >= signal["enough"])
+    enough = [name for name in METHODS if found["methods"][name]["signal"]["is_enough"]]
+    assert found["recommended"] == enough[0]
+
+    # The configuration that it writes has the plan that it showed.
+    written = dpray.load(made)
+    assert written.method.name == found["recommended"]
+    plan = make_plan(written).summary()
+    assert plan == found["methods"][written.method.name]["plan"]
+    assert yaml.safe_load(made.read_text())["data"] == yaml.safe_load(file.read_text())["data"]
+    assert run_command(["plan", str(file), "--write", str(made)]) == 2
+    assert "--write: " in capsys.readouterr().err
+
+
+def test_a_weak_signal_is_not_enough_and_more_records_make_it_stronger(
+    ask: Callable[..., Answer],
+) -> None:
+    for name, keys in (("aug_pe", {}), ("dp_kps", {"vocabulary_size": 100})):
+        assert not ask(name, records=400, size=100, **keys).is_enough
+        assert ask(name, records=400, size=100_000, **keys).is_enough
+
+
+def test_an_epsilon_that_pays_for_no_text_says_so(ask: Callable[..., Answer]) -> None:
+    keys = {"batches": "poisson", "max_tokens": 64, "clip_bound": 10.0, "batch_size": 16}
+    poor = ask("private_prediction", records=1, size=50, **keys)
+    assert poor.choice is None and poor.why_not is not None
+    assert poor.why_not.startswith("privacy.epsilon: 4 does not pay for one Poisson batch")
+
+
+def test_a_chain_is_not_compared(tree: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    made = tree()
+    method = made.pop("method")
+    made["methods"] = [{"name": "dp_kps"} | method["dp_kps"], {"name": "aug_pe"}]
+    with pytest.raises(InputError, match=r"^methods: only single methods are compared"):
+        compare(parse_config(made))
+
+
+def test_a_signal_says_what_epsilon_pays_for_and_not_what_was_wanted(
+    ask: Callable[..., Answer],
+) -> None:
+    keys = {"max_tokens": 4, "clip_bound": 1.0, "batch_size": 40}
+    values = []
+    for batches in ("poisson", "disjoint", "auto"):
+        choice = ask("private_prediction", batches=batches, **keys).choice
+        assert choice is not None and choice.signal is not None
+        values.append(choice.signal.value)
+    assert min(values) > 40 and max(values) == values[-1]
+
+
+def test_keys_that_are_set_stay(ask: Callable[..., Answer]) -> None:
+    for name, keys in (
+        ("private_prediction", {"max_tokens": 4, "clip_bound": 7.0, "batch_size": 40}),
+        ("aug_pe", {"iterations": 3, "variations": 5}),
+        ("dp_sgd", {"epochs": 3.0, "batch_size": 100, "max_length": 16}),
+        ("dp_kps", {"phrases_per_record": 4}),
+    ):
+        choice = ask(name, **keys).choice
+        assert choice is not None
+        assert {key: getattr(choice.plan.settings, key) for key in keys} == keys
+        assert name == "dp_kps" or choice.reasons[0].endswith(": as they are set")
+
+
+def test_a_method_that_the_engine_does_not_fit_says_why(
+    tree: Callable[..., dict[str, Any]],
+) -> None:
+    engine = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
+    config = parse_config(tree(engine=engine))
+    for name in ("private_prediction", "dp_sgd"):
+        refused = answer(config, {"name": name}, 40)
+        assert refused.choice is None
+        assert "engine.kind" in str(refused.why_not)
+    lost = answer(config, {"name": "dp_kps"}, 40)
+    assert lost.choice is None and "method.dp_kps.vocabulary" in str(lost.why_not)
+
+
+def test_a_vocabulary_without_counts_has_no_signal(
+    ask: Callable[..., Answer], tmp_path: Path
+) -> None:
+    words = tmp_path / "plain.txt"
+    words.write_text("".join(f"word{n}\n" for n in range(50)))
+    found = ask("dp_kps", vocabulary=str(words))
+    assert found.choice is not None and found.choice.signal is None and found.is_enough
+
+
+def test_wrong_keys_are_errors_and_name_the_key(
+    tree: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    method = {"name": "auto", "aug_pe": {"iteration": 3}}
+    with pytest.raises(InputError, match=r"^method\.aug_pe\.iteration: there is no such key"):
+        compare(parse_config(tree(method=method)))
+    with pytest.raises(InputError, match=r"^method\.aug_pe\.name: there is no such key"):
+        compare(parse_config(tree(method={"name": "auto", "aug_pe": {"name": "dp_sgd"}})))
+    with pytest.raises(InputError, match=r"^privacy\.epsilon: infinity adds no noise"):
+        compare(parse_config(tree(method={"name": "aug_pe"}, privacy__epsilon=float("inf"))))
+    file = tmp_path / "auto.yaml"
+    file.write_text(yaml.safe_dump(tree()))
+    for command in ("run", "audit"):
+        assert run_command([command, str(file)]) == 2
+        assert "method.name: auto is for `dpray plan`" in capsys.readouterr().err
+    file.write_text(yaml.safe_dump(tree(method={"name": "aug_pe"})))
+    assert run_command(["plan", str(file), "--write", str(tmp_path / "new")]) == 2
+    assert "--write: is for --compare" in capsys.readouterr().err
+    assert not (tmp_path / "ledger.db").exists()

@@ -1,0 +1,86 @@
+"""Planted values of every kind are found, ordinary news have few, and no text makes it slow."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from dpray.evaluation.personal_data import KINDS, PHONES, find_patterns, in_words
+
+PLANTED = {
+    "e-mail addresses": [
+        "anna.meier+x@klinik-nord.example.org", "jürgen@müller.de", "<a_b@c.io>", "mailto:x@y.fr.",
+    ],
+    "URLs": ["https://example.com/a?b=c", "www.foo.org/x", 'HREF="http://x.y/z"'],
+    "IBANs": [
+        "DE89 3704 0044 0532 0130 00", "GB82WEST12345698765432", "NO93 8601 1117 947",
+        "ES91 2100 0418 4502 0005 1332 HELP", "NL91 ABNA 0417 1643 00 AB",
+    ],
+    "card numbers": [
+        "4111 1111 1111 1111 03/27", "5500-0000-0000-0004", "378282246310005",
+        "3782 822463 10005", "3056 930902 5904", "6011000990139424",
+    ],
+    "US social security numbers": ["078-05-1120", "219 09 9999"],
+    "IP addresses": ["10.0.0.1", "192.168.1.254.", "fe80::1", "2001:db8::8a2e:370:7334"],
+    "phone numbers": [
+        "+41 44 668 18 00", "(212) 736-5000", "212-736-5000", "+442083661177",
+        "011 44 20 8366 1177",
+    ],
+}  # fmt: skip
+
+NONE = [
+    "DE88 3704 0044 0532 0130 00", "4111 1111 1111 1112", "000-12-3456", "666-12-3456",
+    "123-00-1234", "300.1.1.1", "12:30:45", "1.2.3", "std::vector",
+    "on 2004-08-20 at 08:15:30", "$1,234,567.89",
+    "pp. 1234-5678 of vol. 12", "a@b", "@someone", "12345678901234567890", "1984-2004",
+    "٣٤٥-٦٧-٨٩٠١",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(kind, value) for kind, values in PLANTED.items() for value in values]
+)
+def test_a_planted_value_is_found_once_and_as_its_kind(kind: str, value: str) -> None:
+    for text in (value, f"Seen today, {value}, and told to rest.", f'{{"note": "{value}"}}'):
+        found = find_patterns([text])
+        assert {name: n for name, n in found["matches"].items() if n} == {kind: 1}, text
+
+
+@pytest.mark.parametrize("text", NONE)
+def test_other_numbers_are_not_taken_for_personal_data(text: str) -> None:
+    assert find_patterns([f"x {text} y"])["texts_with_matches"] == 0
+
+
+def test_the_counts_and_their_words() -> None:
+    texts = ["a@b.org and c@d.org, 10.0.0.1", "nothing", "", "call +41 44 668 18 00"]
+    found = find_patterns(texts)
+    assert [*found["matches"]] == [*(kind.name for kind in KINDS), PHONES]
+    assert (found["texts"], found["texts_with_matches"]) == (4, 2)
+    words = "e-mail addresses: 2, IP addresses: 1, phone numbers: 1"
+    assert in_words(found) == (words, "2 of 4")
+    assert in_words(find_patterns(["nothing", "12"])) == ("none", "0 of 2")
+
+
+HOSTILE = (
+    "a", "1", "1-", "1 ", "a@", "a.", "www.", "http://", "AA11", "AA11 ", "1.", "a:", "+", "(1",
+    "+1(2)3-", "2004-08-20 08:00 ", "212-555-0000 ", "1234567 ", " x1", "1/2/3/", "4111 ",
+    "1(2)3-4/5 x6.", "１２３-４５６ ", "+١٢٣٤٥٦٧٨٩", "\x00", "\ud800",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("part", HOSTILE, ids=ascii)
+def test_no_text_of_100_kilobytes_takes_long(part: str) -> None:
+    text = part * (100_000 // len(part))
+    before = time.process_time()
+    find_patterns([text, f"x@{text}", f"{text}@"])
+    # The slowest, 1/2/3/, takes a second a text.
+    assert time.process_time() - before < 30
+
+
+def test_ten_thousand_texts_take_seconds() -> None:
+    text = f"Seen on 2004-08-20, 12 of 345 points, at 08:15. {'word ' * 60}"
+    texts = [f"{text} {n}" for n in range(10_000)]
+    before = time.process_time()
+    assert find_patterns(texts)["texts_with_matches"] == 0
+    assert time.process_time() - before < 60

@@ -1,0 +1,360 @@
+"""Clipped sums are those of plain autograd, and neighbouring batches differ by C at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpray.methods.dp_sgd.training.clipped_loss import (
+    PASS_ROUNDING,
+    MicroBatch,
+    PerExampleLoss,
+    check_norm_rules,
+)
+from dpray.methods.dp_sgd.training.ghost_norms import Lookup, Outer, Part, Whole, weighted_sum
+from dpray.methods.dp_sgd.training.step import TrainingText, share
+from dpray.types import DprayError
+from tests.methods.dp_sgd.training.tiny_gradients import (
+    clipped_sum,
+    flat,
+    gpt2,
+    llama,
+    lora,
+    phi3,
+    plain_clipped_sum,
+    texts,
+    trainable,
+)  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+C = 0.7
+
+
+TINY: dict[str, PerExampleLoss] = {}
+
+
+def tiny(name: str) -> PerExampleLoss:
+    """Models are slow to make, and never change here."""
+    makes = {"gpt2": gpt2, "llama": llama, "llama_tied": lambda: llama(True)}
+    return TINY.setdefault(name, PerExampleLoss(makes[name]()).eval())
+
+
+@pytest.mark.parametrize("two_passes", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 5, 7])
+def test_micro_batches_and_passes_change_nothing(size: int, two_passes: bool, device: str) -> None:
+    loss, batch = PerExampleLoss(gpt2()).eval().to(device), texts(7)
+    plain = plain_clipped_sum(loss.model, batch, C)
+    room = 1 + PASS_ROUNDING["float32"] if two_passes else 1.0
+    ours = clipped_sum(loss, batch, C * room, size, two_passes)
+    torch.testing.assert_close(ours, plain, rtol=0, atol=2e-6 if device == "cpu" else 1e-5)
+
+
+def moved_by(loss: PerExampleLoss, batch: list[TrainingText], new: TrainingText, c: float) -> float:
+    with_it = clipped_sum(loss, [*batch, new], c, 3)
+    return float((with_it - clipped_sum(loss, batch, c, 3)).double().norm())
+
+
+@settings(max_examples=25)
+@given(
+    model=st.sampled_from(["gpt2", "llama", "llama_tied"]),
+    seed=st.integers(0, 10**6),
+    others=st.integers(0, 4),
+    c=st.floats(1e-3, 10.0),
+    ids=st.lists(st.integers(0, 96), min_size=1, max_size=30),
+    given=st.integers(0, 30),
+)
+def test_a_record_moves_the_clipped_sum_by_at_most_c(
+    model: str, seed: int, others: int, c: float, ids: list[int], given: int
+) -> None:
+    new = TrainingText(tuple(ids), min(given, len(ids)))
+    batch = texts(others, seed)
+    # The rest of the sum, up to 4 C long, is rounded to float32.
+    assert moved_by(tiny(model), batch, new, c) <= c * (1 + 1e-6)
+
+
+def test_broken_clipping_moves_it_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = tiny("gpt2")
+    right = loss.norms
+
+    def scaled(*args: Any) -> Any:  # what an engine's scale does
+        norms, parts = right(*args)
+        return norms / 4, parts
+
+    monkeypatch.setattr(loss, "norms", scaled)
+    assert moved_by(loss, texts(2), texts(1, seed=9)[0], C) > 2 * C
+
+
+def test_what_an_engine_does_to_its_output_does_not_reach_the_norms() -> None:
+    loss, batch = tiny("llama"), MicroBatch.of(texts(3))
+
+    def engine(*inputs: torch.Tensor) -> torch.Tensor:
+        losses: torch.Tensor = loss(*inputs)
+        losses.register_hook(lambda gradient: gradient / 4)
+        return losses
+
+    assert (loss.norms(batch, engine)[0] == loss.norms(batch, loss)[0]).all()
+
+
+def poisoned(name: str, precision: Any, value: float) -> PerExampleLoss:
+    """Texts with token 96 overflow, in the loss or only on the way back."""
+    makes = {"gpt2": lambda: gpt2(tied=False), "llama": llama, "lora": lambda: lora(llama())}
+    loss = PerExampleLoss(makes[name](), precision).eval()
+    with torch.no_grad():
+        loss.model.get_input_embeddings().weight[96] = value  # type: ignore[operator]
+    return loss
+
+
+@pytest.mark.parametrize("two_passes", [False, True])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "lora"])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan, 3e38, 1e25, 1e-42])
+def test_an_example_adds_at_most_c_whatever_its_numbers_are(
+    value: float, name: str, precision: Any, two_passes: bool
+) -> None:
+    """The sum of the others is what it is without the example: none of its numbers reaches them,
+    though 0 times infinity is not 0."""
+    loss = poisoned(name, precision, value)
+    batch = [replace(t, ids=tuple(min(i, 95) for i in t.ids)) for t in texts(4)]
+    without = clipped_sum(loss, batch, C, 5, two_passes)
+    assert torch.isfinite(without).all() and without.norm() > C
+    # In bfloat16 another number of rows has other kernels; that is not what is tried here.
+    room = 2e-5 * C if precision == "float32" else 3e-2 * C
+    for bad in (TrainingText((5, 96, 7, 8, 9), 0), TrainingText((96,), 0), TrainingText((96,), 1)):
+        alone = clipped_sum(loss, [bad], C, 5, two_passes)
+        assert float(alone.double().norm()) <= C * (1 + 1e-6)
+        if not np.isfinite(value) or len(bad.ids) == 1:
+            assert not alone.any()
+        for place in (0, 2, 4):
+            total = clipped_sum(loss, [*batch[:place], bad, *batch[place:]], C, 5, two_passes)
+            assert (total - alone - without).norm() <= room
+
+
+def test_a_loss_is_the_mean_over_the_texts_own_tokens() -> None:
+    loss, text = PerExampleLoss(gpt2()).eval(), TrainingText((5, 6, 7, 8, 9), 3)
+    logits = loss.model(input_ids=torch.tensor([text.ids])).logits[0]
+    log_p = torch.log_softmax(logits, -1)
+    alone = -(log_p[2, 8] + log_p[3, 9]) / 2
+    batch = MicroBatch.of([text, *texts(3)])
+    losses = loss(batch.ids, batch.mask, batch.labels)
+    torch.testing.assert_close(losses[0], alone, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_losses_and_their_gradients_are_torchs(precision: Any) -> None:
+    """A frozen weight is rounded to bfloat16 once: to the same bits as autocast rounds it."""
+    model, batch = llama().requires_grad_(False), MicroBatch.of(texts(3))
+    model.get_input_embeddings().requires_grad_(True)
+    weight = model.get_input_embeddings().weight
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        logits = model(input_ids=batch.ids, attention_mask=batch.mask).logits
+    nll = torch.nn.functional.cross_entropy(
+        logits[:, :-1].float().transpose(1, 2), batch.labels[:, 1:], reduction="none"
+    )
+    plain = nll.sum(1) / (batch.labels[:, 1:] != -100).sum(1)
+    loss = PerExampleLoss(model, precision).eval()
+    for _ in range(2):
+        losses = loss(batch.ids, batch.mask, batch.labels)
+        torch.testing.assert_close(losses, plain, rtol=1e-6, atol=0)
+    (ours,) = torch.autograd.grad(losses.sum(), weight)
+    (theirs,) = torch.autograd.grad(plain.sum(), weight)
+    room = 1e-6 if precision == "float32" else 1e-2  # a last bit of a logit's gradient
+    assert (ours - theirs).norm() <= room * theirs.norm()
+
+
+def test_training_mode_is_refused() -> None:
+    loss = PerExampleLoss(gpt2()).train()
+    with pytest.raises(ValueError, match="dropout"):
+        clipped_sum(loss, texts(2), C, 2)
+
+
+MAKES: dict[str, Callable[[], Any]] = {
+    "gpt2": gpt2,
+    "gpt2_narrow": lambda: gpt2(width=8),  # matrices smaller than T x T
+    "llama_tied": lambda: llama(True),
+    "llama_lora": lambda: lora(llama()),
+}
+
+
+def added(part: Part, row: int, weight: float, like: torch.Tensor) -> torch.Tensor:
+    """Return what `weighted_sum` adds up for one example, but adding exactly: float64."""
+    doubled = {
+        name: tensor[row : row + 1].double()
+        if tensor.is_floating_point()
+        else tensor[row : row + 1]
+        for name, tensor in vars(part).items()
+    }
+    # The product with the weight is a float32 number.
+    name = {Outer: "left", Lookup: "row", Whole: "gradient"}[type(part)]
+    doubled[name] = (vars(part)[name][row : row + 1] * np.float32(weight)).double()
+    total = torch.zeros_like(like, dtype=torch.float64)
+    replace(part, **doubled).add_to(total, torch.ones(1, dtype=torch.float64))
+    return total
+
+
+def norms_of_what_is_added(loss: PerExampleLoss, batch: MicroBatch, c: float) -> list[float]:
+    norms_B, recorded = loss.norms(batch, loss)
+    weight_B = (c / norms_B).clamp(max=1.0).float()
+    found = []
+    for row, weight in enumerate(weight_B.tolist()):
+        squares = [
+            sum((added(part, row, weight, p) for part in parts), torch.zeros(1)).square().sum()
+            for p, parts in recorded.parts.items()
+        ]
+        found.append(float(torch.stack(squares).sum().sqrt()))
+    return found
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MAKES)
+@pytest.mark.parametrize(("longest", "c"), [(6, 0.01), (24, 0.05), (60, 1.0)])
+def test_what_is_added_for_an_example_is_at_most_c_and_little_less(
+    name: str, precision: Any, longest: int, c: float
+) -> None:
+    loss = PerExampleLoss(MAKES[name](), precision).eval()
+    batch = MicroBatch.of(texts(6, seed=longest, longest=longest))
+    norms = norms_of_what_is_added(loss, batch, c)
+    assert 0.999 * c < max(norms) <= c
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MAKES)
+def test_two_passes_stay_within_c(name: str, precision: Any, device: str) -> None:
+    """After rounding in both passes, the true norm of an example's gradient is at most C."""
+    loss = PerExampleLoss(MAKES[name](), precision).eval().to(device)
+    sums = [clipped_sum(loss, [text], 0.05, 1, two_passes=True) for text in texts(8)]
+    assert 0.96 * 0.05 < max(float(each.double().norm()) for each in sums) <= 0.05
+
+
+class RoundsOtherwise(PerExampleLoss):
+    """Multiplies the second example's loss by another factor in each pass."""
+
+    factors: Iterator[float] = repeat(1.0)
+
+    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+        losses_B = super().forward(*batch)
+        factor_B = torch.ones_like(losses_B)
+        factor_B[1:2] = next(self.factors)
+        self.own_losses_B = losses_B * factor_B
+        return self.own_losses_B.clone()
+
+
+@pytest.mark.parametrize(
+    ("longer", "stops"),
+    [
+        ((1.0, 1.0), False),
+        ((1.2, 1.0), False),
+        ((torch.nan, 1.0), False),
+        ((1.0, 1.2), True),
+        ((1.0, torch.nan), True),
+    ],
+)
+def test_an_example_whose_gradient_is_longer_in_the_second_pass_counts_for_nothing(
+    longer: tuple[float, float], stops: bool
+) -> None:
+    """The room for the rounding of a second pass is 3 %. The pass is rehearsed: no text makes it
+    raise. A device that then computes otherwise stops the step."""
+    loss = RoundsOtherwise(lora(llama()), "bfloat16").eval()
+    batch = texts(3)
+    without = clipped_sum(loss, [batch[0], batch[2]], 0.05, 3, two_passes=True)
+    whole = clipped_sum(loss, batch, 0.05, 3, two_passes=True)
+    loss.two_passes, loss.factors = True, iter((1.0, *longer))
+    loss.zero_grad()
+    stopped = pytest.raises(DprayError, match="in two ways") if stops else nullcontext()
+    with stopped, loss.clipped(MicroBatch.of(batch, 3), 0.05) as clipped:
+        clipped.backward()
+    if not stops:
+        found = torch.cat([p.grad.reshape(-1) for p in trainable(loss.model)])  # type: ignore[union-attr]
+        assert (found - (whole if longer[0] == 1.0 else without)).norm() <= 0.02 * 0.05
+
+
+def test_the_check_of_a_bfloat16_model_is_in_float32() -> None:
+    loss = PerExampleLoss(lora(llama()), "bfloat16").eval()
+    check_norm_rules(loss, 97)
+    assert loss.precision == "bfloat16"
+
+
+@pytest.mark.parametrize("two_passes", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "llama_lora"])
+def test_bfloat16_adds_up_in_float32(name: str, two_passes: bool) -> None:
+    loss = PerExampleLoss(MAKES[name](), "bfloat16").eval()
+    loss.two_passes = two_passes
+    batch = MicroBatch.of(texts(4))
+    with loss.clipped(batch, 1.0) as clipped:
+        clipped.backward()
+    adapters = [p for p in loss.parameters() if p.requires_grad]
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in adapters)
+    # A sum that went through bfloat16 has zeros in the last 16 bits.
+    bits = torch.cat([p.grad.reshape(-1) for p in adapters]).view(torch.int32)  # type: ignore[union-attr]
+    assert (bits % 65536 != 0).float().mean() > 0.9
+
+
+SUM_ROUNDING = 1e-5
+"""The sum of others moves by so much, over the clip norm."""
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_text_does_not_move_the_gradients_of_others(
+    precision: Any, tuning: str, device: str
+) -> None:
+    """Their sum moves by the rounding of float32 sums at most, whichever text joins: short or long,
+    at the end of a micro-batch or with one of its own, without any padding or with much."""
+    model = llama() if tuning == "full" else lora(llama())
+    loss = PerExampleLoss(model, precision).eval().to(device)
+    full = [TrainingText((n,) * 16, 1) for n in range(2, 8)]
+    batch, size, c = [*full, *texts(30)], 4, 0.05  # all are clipped
+    others = sum_of_others(loss, batch, None, size, c)
+    new_texts = [TrainingText((3,) * length, 1) for length in (3, 16, 40)]
+    for new in [*new_texts, *texts(1, seed=9)]:
+        moved = (sum_of_others(loss, [new, *batch], new, size, c) - others).norm()
+        assert moved <= SUM_ROUNDING * c
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_a_longer_text_does_not_turn_the_angles_of_others(precision: Any, device: str) -> None:
+    """LongRoPE, as transformers computes it, turns all rows of a pass by other angles if one of
+    them has a large position: a text more moved the gradients of others by half of their norm.
+    Texts of 13 to 16 tokens share micro-batches, and the angles change between them."""
+    loss = PerExampleLoss(lora(phi3(turning=14)), precision).eval().to(device)
+    batch, size, c = [text for text in texts(60) if len(text.ids) in (13, 14)], 8, 0.05
+    others = sum_of_others(loss, batch, None, size, c)
+    for new in (TrainingText((3,) * length, 1) for length in (13, 16)):
+        moved = (sum_of_others(loss, [new, *batch], new, size, c) - others).norm()
+        assert moved <= SUM_ROUNDING * c
+
+
+def test_padding_exceeds_no_position_of_the_model(device: str) -> None:
+    """64 tokens, the most of this model, are padded to 65."""
+    loss = PerExampleLoss(gpt2()).eval().to(device)
+    batch = MicroBatch.of([TrainingText((3,) * 64, 1), TrainingText((4,) * 50, 1)], 2, 65)
+    norms_B, _ = loss.norms(batch.to(device), loss)
+    assert torch.isfinite(norms_B).all()
+
+
+def sum_of_others(
+    loss: PerExampleLoss, batch: list[TrainingText], but: TrainingText | None, size: int, c: float
+) -> torch.Tensor:
+    """Return the sum of the clipped gradients of all texts but one, which the model sees too."""
+    total = torch.zeros_like(flat(loss.model))
+    for part, positions in share(batch, size, 0, 1):
+        micro_batch = MicroBatch.of(part, size, positions).to(total.device)
+        norms_B, recorded = loss.norms(micro_batch, loss)
+        weight_B = (c / norms_B).clamp(max=1.0).float()
+        for row, text in enumerate(part):
+            if text is but:
+                weight_B[row] = 0.0
+        sums = [
+            weighted_sum(recorded.parts[p], weight_B, p.detach()) for p in trainable(loss.model)
+        ]
+        total += torch.cat([each.flatten() for each in sums])
+    return total

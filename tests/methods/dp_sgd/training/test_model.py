@@ -1,0 +1,122 @@
+"""A fine-tuned model is loaded from a folder and saved into one."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dpray.mechanisms.randomness import new_key
+from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch
+from dpray.methods.dp_sgd.training.model import held_part, load_loss, save_model
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+from dpray.methods.dp_sgd.training.step import DpSgdStep
+from dpray.methods.dp_sgd.training.training import ReferenceTrainer
+from tests.methods.dp_sgd.training.states import weights_of
+from tests.methods.dp_sgd.training.tiny_gradients import gpt2, texts
+
+STEP = DpSgdStep(
+    sampling_probability=0.5, noise_multiplier=0.5, clip_norm=1.0, expected_batch_size=4.0
+)
+
+
+@pytest.fixture(scope="module")
+def gpt2_folder(tmp_path_factory: pytest.TempPathFactory, model_folder: str) -> str:
+    folder = tmp_path_factory.mktemp("gpt2")
+    gpt2().save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder)
+    return str(folder)
+
+
+def logits(model: Any) -> torch.Tensor:
+    found: torch.Tensor = model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits
+    return found.detach()
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_what_is_written_is_what_was_trained(
+    kind: Any, model: str, model_folder: str, gpt2_folder: str, tmp_path: Path
+) -> None:
+    folder = model_folder if model == "llama" else gpt2_folder
+    settings = TrainingSettings(tuning=kind, lora_rank=2, optimizer="sgd", learning_rate=0.5)
+    loss = load_loss(folder, settings)
+    before = logits(loss.model)
+    trainer = ReferenceTrainer(STEP, settings, loss, new_key())
+    for _ in range(2):
+        trainer.accumulate(texts(4), (4, 30), last=True)
+        trainer.add_noise()
+        trainer.update()
+    save_model(folder, settings, weights_of(trainer), tmp_path, folder)
+    written = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(written).__name__ in ("LlamaForCausalLM", "GPT2LMHeadModel")
+    torch.testing.assert_close(logits(written), logits(loss.model), rtol=1e-4, atol=1e-4)
+    assert (logits(written) - before).abs().max() > 1e-3
+    assert AutoTokenizer.from_pretrained(tmp_path).eos_token_id == 2
+
+
+def test_adapters_start_alike_on_every_rank_and_leave_the_model_frozen(model_folder: str) -> None:
+    settings = TrainingSettings(tuning="lora", lora_rank=2)
+    first, second = (load_loss(model_folder, settings).trainable_parameters() for _ in range(2))
+    assert all((first[name] == second[name]).all() for name in first)
+    assert first and all("lora_" in name for name in first)
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_bfloat16_has_attention_in_float32_on_a_cpu(
+    model: str, model_folder: str, gpt2_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        kinds.append((query.dtype, torch.is_autocast_enabled("cpu")))
+        return real(query, *rest, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    folder = model_folder if model == "llama" else gpt2_folder
+    batch, norms = MicroBatch.of(texts(4)), []
+    for precision in ("bfloat16", "float32"):
+        settings = TrainingSettings(lora_rank=2, precision=precision)  # type: ignore[arg-type]
+        loss = load_loss(folder, settings)
+        norms.append(loss.norms(batch, loss)[0])
+    assert set(kinds) == {(torch.float32, False)}
+    torch.testing.assert_close(*norms, rtol=0.1, atol=0)
+    assert not torch.equal(*norms)
+
+
+def test_full_tuning_trains_everything(model_folder: str) -> None:
+    loss = load_loss(model_folder, TrainingSettings(tuning="full"))
+    assert all(p.requires_grad for p in loss.parameters())
+
+
+@pytest.mark.slow
+def test_nothing_is_printed(model_folder: str, tmp_path: Path) -> None:
+    """DeepSpeed would print on the standard output, which belongs to the command."""
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from dpray.methods.dp_sgd.training.model import *\n"
+        "base, settings = sys.argv[1], TrainingSettings(tuning='lora')\n"
+        "trained = load_loss(base, settings).trainable_parameters()\n"
+        "save_model(base, settings, trained, Path(sys.argv[2]), base)"
+    )
+    command = [sys.executable, "-c", program, model_folder, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_the_padding_of_a_part_is_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeRO pads the last part with memory that nobody wrote."""
+    whole = torch.nn.Parameter(torch.ones(3))
+    assert held_part(whole) is whole
+    whole.ds_tensor = torch.tensor([1.0, 1.0, 1.0, math.nan])  # type: ignore[attr-defined]
+    whole.ds_numel = 3  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    assert torch.isfinite(held_part(whole)).all() and len(held_part(whole)) == 3
