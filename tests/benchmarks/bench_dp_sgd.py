@@ -113,8 +113,7 @@ def plain(model: Any, precision: Precision = "float32") -> Step:
 
 
 def dpray(model: Any, two_passes: bool = False, precision: Precision = "float32") -> Step:
-    loss = PerExampleLoss(model, precision).eval()
-    loss.two_passes = two_passes
+    loss = PerExampleLoss(model, precision, two_passes).eval()
 
     def step(batch: MicroBatch) -> None:
         with loss.clipped(batch, 1.0) as clipped:

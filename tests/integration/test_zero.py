@@ -83,8 +83,7 @@ def test_every_stage_makes_the_references_steps(
     saved: Saved, name: str, optimizer: Any, precision: Any
 ) -> None:
     for stage in STAGES:
-        loss = PerExampleLoss(MODELS[name](), precision).eval()
-        loss.two_passes = stage == 3
+        loss = PerExampleLoss(MODELS[name](), precision, two_passes=stage == 3).eval()
         ours = plan(1e-9, optimizer)
         trainer = ReferenceTrainer(ours.mechanism, ours.settings, loss, new_key())
         start = flat(weights_of(trainer)).clone()

@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import Any
 
 from transformers import AutoTokenizer
 
 from dpray.ledger.ledger import NullLedger
-from dpray.methods.dp_sgd.algorithm import DpSgd, TextEncoder, Units, fine_tune
+from dpray.methods.dp_sgd.algorithm import DpSgd, TextEncoder, Units
 from dpray.methods.dp_sgd.training.journal import Journal
 from dpray.methods.dp_sgd.training.ranks import Training, train_on_ray
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
@@ -44,21 +43,20 @@ def units(model: str) -> Units:
     ]
 
 
-def loop(model: str, trainer: Trainer, *sampling_callbacks_and_start: Any) -> None:
+def read(model: str, trainer: Trainer) -> Units:
     """Run on a rank. Without GPUs it is shown none, though its machine may have some."""
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    fine_tune(plan(), units(model), trainer, *sampling_callbacks_and_start)
+    return units(model)
 
 
 def main(model: str, out: str, scratch: str) -> None:
     start_ray(None)
     checkpoints = f"{scratch}/checkpoints"
     training = Training(
-        step=plan().mechanism,
-        settings=plan().settings,
+        method=plan(),
+        read=partial(read, model),
         base=model,
         base_name=model,
-        loop=partial(loop, model),
         folder=out,
         journal=Journal(NullLedger(), "run", "attempt", checkpoints, steps=2, block_size=2),
     )

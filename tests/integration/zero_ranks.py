@@ -92,7 +92,7 @@ class Silent:
 
     rank, ranks = 0, 1
 
-    def has_free_rows(self, full: int) -> bool:
+    def may_vary_rows(self, full: int) -> bool:
         return False
 
     def accumulate(
@@ -133,7 +133,7 @@ def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str,
     state: TrainingState | None = None
     halves = ((0, 2), (2, 4)) if optimizer == "adamw" else ((0, 4),)
     for start, end in halves:
-        loss = PerExampleLoss(MODELS[name](), precision).eval()
+        loss = PerExampleLoss(MODELS[name](), precision, two_passes=stage == 3).eval()
         if state is not None:
             put_weights(loss, state.weights)
         ours = plan(1e-9, optimizer, stage)
@@ -250,7 +250,7 @@ def _noise_alone(stage: int) -> dict[str, torch.Tensor]:
     """Return how far one step on an empty batch moved the weights, and what this rank drew."""
     from dpray.methods.dp_sgd.training.ranks import ZeroTrainer
 
-    loss = PerExampleLoss(gpt2()).eval()
+    loss = PerExampleLoss(gpt2(), two_passes=stage == 3).eval()
     ours = plan(SIGMA, stage=stage)
     trainer = ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
     before = flat(weights_of(trainer))

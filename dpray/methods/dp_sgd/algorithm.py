@@ -104,7 +104,7 @@ def fine_tune(
     `start` are in the trainer's model already; `rng` is new nevertheless.
     """
     q, size = plan.mechanism.sampling_probability, plan.most_rows
-    if not trainer.has_free_rows(size):
+    if not trainer.may_vary_rows(size):
         size = plan.fixed_rows
     for t in range(start, plan.steps):
         before_step(t)

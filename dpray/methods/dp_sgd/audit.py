@@ -80,7 +80,7 @@ class Rehearsal:
         self.batches: list[npt.NDArray[np.int64]] = []
         self._batch: list[int] = []
 
-    def has_free_rows(self, full: int) -> bool:
+    def may_vary_rows(self, full: int) -> bool:
         return True
 
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
@@ -198,7 +198,8 @@ def released_losses(config: Config, settings: DpSgdSettings, folder: Path) -> Lo
         with torch.inference_mode():
             for start in range(0, len(encoded), TEXTS_PER_BATCH):
                 batch = MicroBatch.of(encoded[start : start + TEXTS_PER_BATCH]).to(device)
-                found += loss(batch.ids, batch.mask, batch.labels).tolist()
+                losses_B, _ = loss(batch.ids, batch.mask, batch.labels)
+                found += losses_B.tolist()
         return found
 
     return losses

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
@@ -26,7 +24,6 @@ from dpray.engines.requests import Request, answered
 from dpray.engines.text import TextCodec
 from dpray.io.files import disk_is_full, sha256_of, sync_all, write_durably
 from dpray.mechanisms.randomness import NOISE_SOURCE
-from dpray.methods.dp_sgd.algorithm import fine_tune
 from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.methods.dp_sgd.training.journal import Journal, lost_blocks
@@ -104,11 +101,10 @@ def training_of(session: DpSgdSession) -> Training:
     plan = replace(session.plan, config=with_absolute_paths(session.config))
     private = session.folder.private.resolve()
     return Training(
-        step=plan.method.mechanism,
-        settings=plan.settings,
+        method=plan.method,
+        read=partial(read_units, plan, str(private / TOKENS)),
         base=plan.config.engine.model,
         base_name=model_name(session.config.engine.model),
-        loop=partial(fine_tune_on_records, plan, str(private / TOKENS)),
         folder=str(tuned_folder(session)),
         journal=Journal(
             session.ledger,
@@ -140,24 +136,15 @@ def run_training(session: DpSgdSession, training: Training, show: OnStep) -> Non
         )
 
 
-def fine_tune_on_records(
-    plan: DpSgdPlan,
-    tokens: str,
-    trainer: ReferenceTrainer,
-    sampling: np.random.Generator,
-    before_step: OnStep,
-    after_step: OnStep,
-    start: int,
-) -> None:
-    """Run the algorithm on a rank, which reads the data itself and encodes its shard of the units
-    into the folder `tokens`; all ranks see it."""
+def read_units(plan: DpSgdPlan, tokens: str, trainer: ReferenceTrainer) -> MappedUnits:
+    """Read the data on a rank and encode its shard of the units into the folder `tokens`, which all
+    ranks see; return all units."""
     data, folder = plan.config.data, Path(tokens)
     encoder = text_encoder(plan.config.engine, plan.settings)
     texts = unit_texts(data, encoder, plan.codes, trainer.rank, trainer.ranks)
     write_shard(folder, trainer.rank, texts, data.max_records_per_unit)
     trainer.wait_for_ranks()
-    units = MappedUnits(folder, trainer.ranks)
-    fine_tune(plan.method, units, trainer, sampling, before_step, after_step, start)
+    return MappedUnits(folder, trainer.ranks)
 
 
 def charge_repeats(session: DpSgdSession) -> None:

@@ -91,7 +91,7 @@ class Listening:
         self.steps: list[list[TrainingText]] = [[]]
         self.micro_batches = [0]
 
-    def has_free_rows(self, full: int) -> bool:
+    def may_vary_rows(self, full: int) -> bool:
         return self.free
 
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:

@@ -101,7 +101,12 @@ class _TokenLosses(torch.autograd.Function):
         return result.to(ctx.dtype), None
 
 
-Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Losses = tuple[torch.Tensor, Callable[[], torch.Tensor]]
+"""A pass's losses (B,) twice: for a training engine, which hooks every tensor that it finds in what
+a module returns, and behind a function as they are: the norms are made of these."""
+
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Losses]
+"""Runs a `PerExampleLoss`, by itself or in a training engine."""
 
 
 class PerExampleLoss(nn.Module):
@@ -113,16 +118,15 @@ class PerExampleLoss(nn.Module):
     With `bfloat16` linear layers compute in it, and the sums over examples are made in float32. In
     two passes autograd makes these sums, in the precision of the layer: so there a trainable layer
     computes in float32. A sum that is rounded to 8 bits would move with everybody's gradients, by
-    more than C.
+    more than C. `two_passes` is for parameters that are whole only while their layer runs.
     """
 
-    two_passes = False
-    """Set by engines whose parameters are whole only while their layer runs."""
-
-    def __init__(self, model: nn.Module, precision: Precision = "float32") -> None:
+    def __init__(
+        self, model: nn.Module, precision: Precision = "float32", two_passes: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
-        self.precision = precision
+        self.precision, self.two_passes = precision, two_passes
         self.ghost = GhostNorms(model)
         config: Any = getattr(model, "config", None)
         most = (
@@ -135,7 +139,6 @@ class PerExampleLoss(nn.Module):
                     self._compute_in_float32(module)
                 elif isinstance(module, nn.Linear):
                     _round_weight_once(module)
-        self.own_losses_B: torch.Tensor | None = None
 
     def _compute_in_float32(self, module: nn.Module) -> None:
         """Have a trainable layer compute in float32, a linear one in two passes only."""
@@ -157,7 +160,7 @@ class PerExampleLoss(nn.Module):
 
     def forward(
         self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, labels_BT: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> Losses:
         positions_BT = self._positions(mask_BT)
         low = self.precision == "bfloat16"
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=low):
@@ -169,9 +172,7 @@ class PerExampleLoss(nn.Module):
         nll_BT: torch.Tensor = _TokenLosses.apply(logits_BTV, next_BT)  # type: ignore[no-untyped-call]
         tokens_B = (next_BT != IGNORED).sum(1)
         losses_B: torch.Tensor = nll_BT.sum(1) / tokens_B.clamp(min=1)
-        self.own_losses_B = losses_B
-        # A clone, because engines hook and scale what they get: the norms are made of the original.
-        return losses_B.clone()
+        return losses_B.clone(), lambda: losses_B
 
     def _positions(self, mask_BT: torch.Tensor) -> torch.Tensor:
         """Return the positions of all tokens, a row for each example: a lookup that all examples
@@ -219,15 +220,14 @@ class PerExampleLoss(nn.Module):
         batch = batch.with_dummies(weight_B == 0)
 
         def rehearsed() -> torch.Tensor:
-            return scale * (weight_B * self._own_losses(batch, run))
+            return scale * (weight_B * _own_losses(run, batch))
 
         too_long_B = ~(self.ghost.record(rehearsed).norms() <= scale * clip_norm)
-        self.own_losses_B = None
         weight_B = weight_B.masked_fill(too_long_B, 0.0)
         batch = batch.with_dummies(too_long_B)
         with self.ghost.recording() as added:
-            losses_B = run(batch.ids, batch.mask, batch.labels)
-            added.losses, self.own_losses_B = losses_B.detach(), None
+            losses_B, _ = run(batch.ids, batch.mask, batch.labels)
+            added.losses = losses_B.detach()
             yield scale * (weight_B * losses_B).sum()
         if not (added.norms() <= scale * clip_norm).all():
             raise DprayError(
@@ -241,18 +241,15 @@ class PerExampleLoss(nn.Module):
         if self.training:
             raise ValueError("dropout has to be off (eval): the norm is one model's")
 
-        recorded = self.ghost.record(lambda: self._own_losses(batch, forward))
-        self.own_losses_B = None  # and with it this pass's graph
+        recorded = self.ghost.record(lambda: _own_losses(forward, batch))
         norms_B = recorded.norms()
         usable_B = torch.isfinite(recorded.losses) & torch.isfinite(norms_B)
         return torch.where(usable_B, norms_B, torch.inf), recorded
 
-    def _own_losses(self, batch: MicroBatch, forward: Forward) -> torch.Tensor:
-        """Run the module by `forward`; return the losses that an engine has not hooked."""
-        forward(batch.ids, batch.mask, batch.labels)
-        if self.own_losses_B is None:
-            raise ValueError("`forward` has to run this module")
-        return self.own_losses_B
+
+def _own_losses(forward: Forward, batch: MicroBatch) -> torch.Tensor:
+    _, own = forward(batch.ids, batch.mask, batch.labels)
+    return own()
 
 
 def _weights(norms_B: torch.Tensor, clip_to: float) -> torch.Tensor:
@@ -320,9 +317,7 @@ def check_norm_rules(loss: PerExampleLoss, vocabulary: int, forward: Forward | N
 
     def losses(texts: Sequence[TrainingText]) -> torch.Tensor:
         batch = MicroBatch.of(texts).to(device)
-        run(batch.ids, batch.mask, batch.labels)
-        assert loss.own_losses_B is not None
-        return loss.own_losses_B
+        return _own_losses(run, batch)
 
     trained = loss.trainable_parameters()
     precision, loss.precision = loss.precision, "float32"
@@ -330,7 +325,7 @@ def check_norm_rules(loss: PerExampleLoss, vocabulary: int, forward: Forward | N
         squared = loss.ghost.record(lambda: losses(texts)).squared_norms()
         alone = [_gradient_norms(losses([text]).sum(), list(trained.values())) for text in texts]
     finally:
-        loss.precision, loss.own_losses_B = precision, None
+        loss.precision = precision
     for row, norms in enumerate(alone):
         for (name, parameter), norm in zip(trained.items(), norms, strict=True):
             ghost = float(squared[parameter][row].sqrt()) if parameter in squared else 0.0

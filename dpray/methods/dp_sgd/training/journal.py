@@ -100,7 +100,7 @@ class Journal:
         last = self._last_block()
         return 0 if last is None else block_steps(last[0]).stop
 
-    def before_step(self, t: int) -> None:
+    def begin(self, t: int) -> None:
         """Begin the block that step t is the first of; on rank 0."""
         if t % self.block_size == 0:
             self.ledger.begin(self.key, self.attempt, [self._block(t)])

@@ -74,7 +74,8 @@ def load_loss(
     model = with_adapters(model, settings)
     held = ((name, held_part(parameter)) for name, parameter in model.named_parameters())
     refuse_not_finite(held, folder)
-    return PerExampleLoss(model, settings.precision).eval()
+    in_parts = any(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
+    return PerExampleLoss(model, settings.precision, two_passes=in_parts).eval()
 
 
 def put_weights(loss: PerExampleLoss, weights: Mapping[str, torch.Tensor]) -> None:

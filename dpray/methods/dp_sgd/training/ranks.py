@@ -34,7 +34,7 @@ from ray.train.v2.api.exceptions import PreemptionError, TrainingFailedError, Wo
 from torch.optim import Optimizer
 
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch, PerExampleLoss
+from dpray.methods.dp_sgd.training.clipped_loss import Losses, MicroBatch, PerExampleLoss
 from dpray.methods.dp_sgd.training.model import deepspeed_on_stderr, own_part
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
@@ -127,14 +127,15 @@ def _failures(error: TrainingFailedError) -> Iterator[BaseException]:
 
 def _rank(config: dict[str, Any]) -> None:
     training: Training = config["training"]
+    method = training.method
     device = ray.train.torch.get_device()
 
     def make_trainer(loss: PerExampleLoss) -> ZeroTrainer:
-        return ZeroTrainer(training.step, training.settings, loss, device)
+        return ZeroTrainer(method.mechanism, method.settings, loss, device)
 
     sampling = generator(shared_key(device))
     with without_words():
-        in_parts = loading(training.settings.zero_stage)
+        in_parts = loading(method.settings.zero_stage)
         train(training, make_trainer, sampling, loading=in_parts).close()
 
 
@@ -213,7 +214,6 @@ class ZeroTrainer(ReferenceTrainer):
     ) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._stage = settings.zero_stage
-        loss.two_passes = self._stage == 3
         super().__init__(step, settings, loss, new_key(), device)
         with deepspeed_on_stderr() as deepspeed:
             self._engine, *_ = deepspeed.initialize(
@@ -224,16 +224,16 @@ class ZeroTrainer(ReferenceTrainer):
     def wait_for_ranks(self) -> None:
         dist.barrier()
 
-    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+    def forward(self, *batch: torch.Tensor) -> Losses:
         # DeepSpeed gives up what a backward pass left whole only after its own `backward`. The one
         # that makes the norms is not its own: without this the embeddings stay whole, and other
         # weights are gathered ahead next to them.
         if self._stage == 3:
             self._engine.optimizer.parameter_offload.release_backward_leftovers()
-        losses_B: torch.Tensor = self._engine(*batch)
-        return losses_B
+        losses: Losses = self._engine(*batch)
+        return losses
 
-    def has_free_rows(self, full: int) -> bool:
+    def may_vary_rows(self, full: int) -> bool:
         return False  # all ranks would have to try a shape together
 
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
@@ -250,10 +250,10 @@ class ZeroTrainer(ReferenceTrainer):
         """Have the optimizer add the noise right before it makes a step in `update`. Under stage 3
         the engine hands it this rank's partitions one by one, each with a step of its own."""
 
-        def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        def add(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             self._noise.add_to(optimizer)
 
-        self._hook = self._optimizer.register_step_pre_hook(before_step)
+        self._hook = self._optimizer.register_step_pre_hook(add)
 
     def update(self) -> None:
         self._engine.step()
@@ -268,7 +268,7 @@ class ZeroTrainer(ReferenceTrainer):
             return list(self._engine.optimizer.fp32_partitioned_groups_flat)
         return super()._stepped()
 
-    def _moments_are_there(self) -> None:
+    def _mark_moments_initialised(self) -> None:
         if self._stage == 2:
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 

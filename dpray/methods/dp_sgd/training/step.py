@@ -60,9 +60,8 @@ class Trainer(Protocol):
     rank: int
     ranks: int
 
-    def has_free_rows(self, full: int) -> bool:
-        """Return whether a micro-batch may have any number of rows up to `full`, without dummies,
-        in most shapes at least."""
+    def may_vary_rows(self, full: int) -> bool:
+        """Return whether a micro-batch may have fewer than `full` rows without padding."""
 
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
         """Add the clipped gradients of a micro-batch to this step's sum. Every text is computed as

@@ -22,7 +22,8 @@ import torch
 from torch.optim import SGD, AdamW, Optimizer
 
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch, PerExampleLoss
+from dpray.methods.dp_sgd.algorithm import DpSgd, Units, fine_tune
+from dpray.methods.dp_sgd.training.clipped_loss import Losses, MicroBatch, PerExampleLoss
 from dpray.methods.dp_sgd.training.journal import Journal, TrainingState
 from dpray.methods.dp_sgd.training.model import check_norms, load_loss, put_weights, save_model
 from dpray.methods.dp_sgd.training.rows import RowCheck
@@ -37,10 +38,6 @@ MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
 """The moments that each optimizer keeps."""
 
 OnStep = Callable[[int], None]
-Loop = Callable[["ReferenceTrainer", np.random.Generator, OnStep, OnStep, int], None]
-"""Makes the steps from a first one on: `loop(trainer, sampling, before_step, after_step, start)`.
-Every rank calls it with the same draws of `sampling`; it calls the callbacks with each step's
-number, from 0."""
 
 
 class GradientNoise:
@@ -119,12 +116,12 @@ class ReferenceTrainer:
     def wait_for_ranks(self) -> None:
         """Return once all ranks have called it."""
 
-    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        """Return the losses of a micro-batch's ids, mask and labels, shape (B,)."""
-        losses_B: torch.Tensor = self._loss(*batch)
-        return losses_B
+    def forward(self, *batch: torch.Tensor) -> Losses:
+        """Return the losses of a micro-batch's ids, mask and labels."""
+        losses: Losses = self._loss(*batch)
+        return losses
 
-    def has_free_rows(self, full: int) -> bool:
+    def may_vary_rows(self, full: int) -> bool:
         return self.row_check.is_free(full)
 
     def accumulate(self, texts: Sequence[TrainingText], shape: tuple[int, int], last: bool) -> None:
@@ -167,7 +164,7 @@ class ReferenceTrainer:
         for tensor in self._stepped():
             zeros = {kind: torch.zeros_like(tensor, requires_grad=False) for kind in self._moments}
             self._optimizer.state[tensor] = {"step": torch.tensor(float(state.steps)), **zeros}
-        self._moments_are_there()
+        self._mark_moments_initialised()
         for kind, moments in state.moments.items():
             for name, parameter in self._trained.items():
                 self._put_moment(parameter, kind, moments[name].to(self._device))
@@ -176,7 +173,7 @@ class ReferenceTrainer:
         """Return the tensors that the optimizer steps."""
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
-    def _moments_are_there(self) -> None:
+    def _mark_moments_initialised(self) -> None:
         """Let an engine know that the optimizer has moments now."""
 
     def _weight(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -198,18 +195,17 @@ def shape_of(parameter: torch.Tensor) -> torch.Size:
 
 @dataclass(frozen=True)
 class Training:
-    """Everything that a rank needs. It is pickled and has no private data in it: `loop` reads that
-    on the rank.
+    """Everything that a rank needs. It is pickled and has no private data in it: a rank calls
+    `read` with its trainer, and gets all units.
 
     `base` is the folder of the model that is tuned, and adapters call it `base_name`. Rank 0 writes
     the tuned model to `folder`, whose parent every rank has to see.
     """
 
-    step: DpSgdStep
-    settings: TrainingSettings
+    method: DpSgd
+    read: Callable[[ReferenceTrainer], Units[TrainingText]] = field(repr=False)
     base: str
     base_name: str
-    loop: Loop = field(repr=False)
     folder: str
     journal: Journal
 
@@ -240,7 +236,7 @@ def train(
 
     def before_step(t: int) -> None:
         if trainer.rank == 0:
-            journal.before_step(t)
+            journal.begin(t)
             on_step(t)
 
     def after_step(t: int) -> None:
@@ -251,11 +247,12 @@ def train(
                 for _ in trainer.tensors():
                     pass
 
-    training.loop(trainer, sampling, before_step, after_step, start)
+    units, method = training.read(trainer), training.method
+    fine_tune(method, units, trainer, sampling, before_step, after_step, start)
     if trainer.rank == 0 and (last := journal.latest()) is not None:
         # The checkpoint's weights are mapped from its file: no rank has to hold them all.
         folder = Path(training.folder)
-        save_model(training.base, training.settings, last.weights, folder, training.base_name)
+        save_model(training.base, method.settings, last.weights, folder, training.base_name)
     return trainer
 
 
@@ -266,7 +263,7 @@ def _resumed(
 ) -> tuple[AnyTrainer, int]:
     """Return the trainer as the last checkpoint left it, and the next step's number, from 0."""
     state = training.journal.latest()
-    loss = load_loss(training.base, training.settings, loading)
+    loss = load_loss(training.base, training.method.settings, loading)
     if state is not None:
         put_weights(loss, state.weights)
     trainer = make_trainer(loss)
@@ -282,7 +279,8 @@ def train_here(training: Training, on_step: OnStep) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def make_trainer(loss: PerExampleLoss) -> ReferenceTrainer:
-        return ReferenceTrainer(training.step, training.settings, loss, new_key(), device)
+        method = training.method
+        return ReferenceTrainer(method.mechanism, method.settings, loss, new_key(), device)
 
     train(training, make_trainer, generator(new_key()), on_step)
     if device == "cuda":

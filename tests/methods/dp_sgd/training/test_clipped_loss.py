@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dpray.methods.dp_sgd.training.clipped_loss import (
     PASS_ROUNDING,
+    Losses,
     MicroBatch,
     PerExampleLoss,
     check_norm_rules,
@@ -97,10 +98,10 @@ def test_broken_clipping_moves_it_by_more(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_an_engine_does_to_its_output_does_not_reach_the_norms() -> None:
     loss, batch = tiny("llama"), MicroBatch.of(texts(3))
 
-    def engine(*inputs: torch.Tensor) -> torch.Tensor:
-        losses: torch.Tensor = loss(*inputs)
-        losses.register_hook(lambda gradient: gradient / 4)
-        return losses
+    def engine(*inputs: torch.Tensor) -> Losses:
+        hooked, own = loss(*inputs)
+        hooked.register_hook(lambda gradient: gradient / 4)
+        return hooked, own
 
     assert (loss.norms(batch, engine)[0] == loss.norms(batch, loss)[0]).all()
 
@@ -145,7 +146,7 @@ def test_a_loss_is_the_mean_over_the_texts_own_tokens() -> None:
     log_p = torch.log_softmax(logits, -1)
     alone = -(log_p[2, 8] + log_p[3, 9]) / 2
     batch = MicroBatch.of([text, *texts(3)])
-    losses = loss(batch.ids, batch.mask, batch.labels)
+    losses, _ = loss(batch.ids, batch.mask, batch.labels)
     torch.testing.assert_close(losses[0], alone, rtol=1e-6, atol=0)
 
 
@@ -163,7 +164,7 @@ def test_losses_and_their_gradients_are_torchs(precision: Any) -> None:
     plain = nll.sum(1) / (batch.labels[:, 1:] != -100).sum(1)
     loss = PerExampleLoss(model, precision).eval()
     for _ in range(2):
-        losses = loss(batch.ids, batch.mask, batch.labels)
+        losses, _ = loss(batch.ids, batch.mask, batch.labels)
         torch.testing.assert_close(losses, plain, rtol=1e-6, atol=0)
     (ours,) = torch.autograd.grad(losses.sum(), weight)
     (theirs,) = torch.autograd.grad(plain.sum(), weight)
@@ -240,12 +241,12 @@ class RoundsOtherwise(PerExampleLoss):
 
     factors: Iterator[float] = repeat(1.0)
 
-    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        losses_B = super().forward(*batch)
+    def forward(self, *batch: torch.Tensor) -> Losses:
+        losses_B, _ = super().forward(*batch)
         factor_B = torch.ones_like(losses_B)
         factor_B[1:2] = next(self.factors)
-        self.own_losses_B = losses_B * factor_B
-        return self.own_losses_B.clone()
+        losses_B = losses_B * factor_B
+        return losses_B.clone(), lambda: losses_B
 
 
 @pytest.mark.parametrize(
@@ -286,8 +287,7 @@ def test_the_check_of_a_bfloat16_model_is_in_float32() -> None:
 @pytest.mark.parametrize("two_passes", [False, True])
 @pytest.mark.parametrize("name", ["gpt2", "llama_lora"])
 def test_bfloat16_adds_up_in_float32(name: str, two_passes: bool) -> None:
-    loss = PerExampleLoss(MAKES[name](), "bfloat16").eval()
-    loss.two_passes = two_passes
+    loss = PerExampleLoss(MAKES[name](), "bfloat16", two_passes).eval()
     batch = MicroBatch.of(texts(4))
     with loss.clipped(batch, 1.0) as clipped:
         clipped.backward()

@@ -4,17 +4,17 @@ the tuned one."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from dpray.ledger.ledger import NullLedger
 from dpray.mechanisms.randomness import new_key
+from dpray.methods.dp_sgd.algorithm import DpSgd, Units
 from dpray.methods.dp_sgd.training.clipped_loss import PerExampleLoss
 from dpray.methods.dp_sgd.training.journal import Journal
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
-from dpray.methods.dp_sgd.training.step import DpSgdStep
+from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer, Training, train_here
 from dpray.types import DprayError, InputError
 from tests.methods.dp_sgd.training.tiny_gradients import (
@@ -26,32 +26,18 @@ from tests.methods.dp_sgd.training.tiny_gradients import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Steps:
-    """Makes `steps` steps on the same texts."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps, self.made = steps, list[int]()
-
-    def __call__(
-        self, trainer: Any, sampling: Any, before_step: Any, after_step: Any, start: int
-    ) -> None:
-        for t in range(start, self.steps):
-            before_step(t)
-            trainer.accumulate(texts(4), (4, 33), last=True)
-            trainer.add_noise()
-            trainer.update()
-            self.made.append(t)
-            after_step(t)
+def read(trainer: ReferenceTrainer) -> Units[TrainingText]:
+    return [[text] for text in texts(4)]
 
 
-def training(loop: Steps, base: str, folder: Path) -> Training:
+def training(steps: int, base: str, folder: Path) -> Training:
     checkpoints = str(folder.parent / "checkpoints")
+    settings = TrainingSettings(lora_rank=2, learning_rate=0.1)
     return Training(
-        step=DpSgdStep(0.5, 1.0, 1.0, 4.0),
-        settings=TrainingSettings(lora_rank=2, learning_rate=0.1),
+        method=DpSgd(DpSgdStep(0.5, 1.0, 1.0, 4.0), steps, settings),
+        read=read,
         base=base,
         base_name=base,
-        loop=loop,
         folder=str(folder),
         journal=Journal(NullLedger(), "run", "attempt", checkpoints, steps=5, block_size=2),
     )
@@ -61,13 +47,12 @@ def test_an_interrupted_training_resumes_after_its_last_block(
     model_folder: str, tmp_path: Path
 ) -> None:
     """Without a ledger the checkpoint's name says which block it ends."""
-    loop, shown = Steps(3), list[int]()
-    train_here(training(loop, model_folder, tmp_path / "model"), shown.append)
-    loop.steps = 5
-    resumed = training(loop, model_folder, tmp_path / "model")
+    shown = list[int]()
+    train_here(training(3, model_folder, tmp_path / "model"), shown.append)
+    resumed = training(5, model_folder, tmp_path / "model")
     assert resumed.journal.steps_done() == 2
     train_here(resumed, shown.append)
-    assert loop.made == shown == [0, 1, 2, 2, 3, 4]
+    assert shown == [0, 1, 2, 2, 3, 4]
     assert resumed.journal.steps_done() == 5
     assert (tmp_path / "model" / "model.safetensors").exists()
 
@@ -87,10 +72,10 @@ def test_a_rank_that_does_not_see_the_output_folder_makes_no_step(
     model_folder: str, tmp_path: Path
 ) -> None:
     """On another node, whose disk has no such folder, a step would be charged for nothing."""
-    loop, folder = Steps(5), tmp_path / "of_another_node" / "model"
+    shown, folder = list[int](), tmp_path / "of_another_node" / "model"
     with pytest.raises(InputError, match=r"output\.path: a rank .* disk that all nodes share"):
-        train_here(training(loop, model_folder, folder), lambda t: None)
-    assert not loop.made and not folder.parent.exists()
+        train_here(training(5, model_folder, folder), shown.append)
+    assert not shown and not folder.parent.exists()
 
 
 def test_a_step_without_noise_changes_no_weight() -> None:
