@@ -155,8 +155,9 @@ def _csv_row(
         why = "too many; quote cells that hold the delimiter"
         if len(cells) < width:
             why = "too few; correct the row, or remove it if it is a total"
-        elif width == 1 and form.keys == "data.":
-            why += ", and count titles above the header in data.skip_rows"
+        elif width == 1 and form.keys is not None:
+            key = "skip_rows" if form.keys == "data." else "skip-rows"
+            why += f", and count titles above the header in {form.keys}{key}"
         return InputError(f"{where}: not as many fields as the header has: {why}")
     row = list(zip(opened.columns, cells, strict=True))
     if any(undecodable(cell) and reads(column) for column, cell in row):

@@ -100,5 +100,5 @@ def _sentence(error: BaseException, charged: Charged) -> str:
     resume_hint = getattr(error, "resume_hint", DprayError.resume_hint)
     if isinstance(error, BudgetRefused):
         return f"{words}, and what was refused is not: with room for it, {resume_hint}"
-    mended = "with that mended, " if isinstance(error, InputError) else ""
-    return f"{words}: {mended}{resume_hint}"
+    first = "fix that, then " if isinstance(error, InputError) else ""
+    return f"{words}: {first}{resume_hint}"

@@ -66,7 +66,7 @@ def flooding(url: str, key: str, body: bytes, at_once: int) -> Iterator[Callable
     statuses: Counter[int] = Counter()
 
     def answered() -> Counter[int]:
-        # `qsize` also counts what a process that has ended never wrote, so no `get` may wait for it.
+        # `qsize` also counts what a process that has ended never wrote: no `get` may wait for it.
         with suppress(Empty):
             for _ in range(answers.qsize()):
                 statuses[answers.get(timeout=0.2)] += 1

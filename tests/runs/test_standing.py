@@ -39,7 +39,7 @@ NOTHING = "nothing was charged"
 AGAIN = f"{NOTHING}; the same command begins again"
 FREE = "the same command goes on from there, at no further cost"
 GOES_ON = f"the run is charged: {FREE}"
-MENDED = f"the run is charged: with that mended, {FREE}"
+FIX = f"the run is charged: fix that, then {FREE}"
 ROOM = f"the run is charged, and what was refused is not: with room for it, {FREE}"
 SPENT = "the run is charged, and its charge stays spent"
 
@@ -64,7 +64,7 @@ BEFORE = [
     (UNEXPECTED, 1, NOTHING),
 ]
 AFTER = [
-    (BAD_INPUT, 2, MENDED),
+    (BAD_INPUT, 2, FIX),
     (REFUSED, 3, ROOM),
     (NO_ENGINE, 4, GOES_ON),
     (NO_LEDGER, 4, GOES_ON),
@@ -167,7 +167,7 @@ def test_after_the_charge(ends: Ends, error: BaseException, code: int, sentence:
     assert ended == code and line.endswith(f"; {sentence}")
     assert ends.charges == 1
     # Also what ends the next command before it comes to the charge.
-    assert ends.before(BAD_INPUT)[1].endswith(f"; {MENDED}")
+    assert ends.before(BAD_INPUT)[1].endswith(f"; {FIX}")
     assert ends.run()["records"] == 8 and ends.charges == 1
 
 
