@@ -91,5 +91,5 @@ def likely_encodings(files: Sequence[str], form: FileFormat, words: Sequence[str
     found = [fit for fit in found if fit.known == found[0].known]
     if form.encoding is not None and (text := decoded(sample, form.encoding)) is not None:
         odd = oddness(text, form.encoding)
-        found = [fit for fit in found if fit.odd < odd - ODDER]
+        found = [fit for fit in found if fit.odd < odd - ODDER and fit.text != text]
     return [fit for fit in found if all(is_in_encoding(file, fit.encoding) for file in texts)]

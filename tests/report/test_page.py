@@ -84,6 +84,20 @@ def test_the_guarantee_is_given_in_words_and_in_symbols():
     assert "Pr[ M ( D ) ∈ S ] ≤ e ε · Pr[ M ( D′ ) ∈ S ] + δ" in text
 
 
+def test_the_page_says_what_a_person_with_several_records_has():
+    persons = [
+        {"records": 2, "epsilon": 7.9753, "delta": 5.4e-5},
+        {"records": 49, "epsilon": 195.4, "delta": 1.0},
+    ]
+    of_records = Visible(page(persons=persons)).text
+    assert (
+        "is protected record by record: (7.976, 5.4e-05)-DP with 2 records, no guarantee"
+        in of_records
+    )
+    of_units = Visible(page(persons=[])).text
+    assert "is one unit, with at most 3 of its records; further ones are left out" in of_units
+
+
 def test_bounds_are_rounded_up():
     assert [at_most(x) for x in (2.7183, 1.0, 54.598, 403.43, 2980.96)] == [
         "2.72", "1", "54.6", "404", "2,990",
