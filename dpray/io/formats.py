@@ -117,9 +117,10 @@ class Piece:
 @dataclass(frozen=True)
 class Where:
     """A row's place, for error messages. Rows count from 1, without a CSV's header; of JSONL, lines
-    count. The cells of a `typed` file may be numbers, true or false; in others all are texts. An
-    error about a column ends with the `hint`, if there is one, and then names no column. No key is
-    shown of the nested objects in `varied`, which are dotted names."""
+    count. 0 is the last row, if its number is not known. The cells of a `typed` file may be
+    numbers, true or false; in others all are texts. An error about a column ends with the `hint`,
+    if there is one, and then names no column. No key is shown of the nested objects in `varied`,
+    which are dotted names."""
 
     file: str
     row: int
@@ -128,7 +129,7 @@ class Where:
     varied: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __str__(self) -> str:
-        return f"{base_name(self.file)}, row {self.row}"
+        return f"{base_name(self.file)}, {f'row {self.row}' if self.row else 'the last row'}"
 
 
 def base_name(file: str) -> str:

@@ -11,6 +11,7 @@ import shutil
 import struct
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ import pyarrow.parquet
 
 from dpray.io.columns import column_of, dotted_names, listed_names, varied_objects
 from dpray.io.content import LOOKED_AT, check_content
+from dpray.io.csv_files import last_row as last_csv_row
 from dpray.io.csv_files import open_csv, read_csv, titles_above
 from dpray.io.file_list import filesystem_of
 from dpray.io.formats import (
@@ -59,6 +61,9 @@ UNPACKED, TIMES = 1 << 30, 200
 texts rarely shrink to a twentieth, but a few MB may unpack to more than a disk holds."""
 
 READ_BYTES = 1 << 20
+
+TAIL = 1 << 16
+"""Bytes at the end of a file of CSV that tell its last row."""
 
 COMPARED = 20
 """The first rows of a file whose nested keys are compared."""
@@ -107,6 +112,29 @@ def scan_piece(piece: Piece) -> Scanned:
     named = folder_columns(piece.file)
     for where, row in _with_varied(_scanned(piece)):
         yield where, row if isinstance(row, InputError) or not named else named | row
+
+
+def last_row(piece: Piece) -> tuple[Where, Row | InputError] | None:
+    """Return the last row of a file of CSV, which may be a total, by its last bytes; None for other
+    files, for compressed ones, and if the bytes do not tell it. Raises InputError."""
+    file, form = piece.file, piece.format
+    if kind_of(file) != "csv" or without_compression(file)[1] is not None:
+        return None
+    try:
+        filesystem, name = filesystem_of(file)
+        size = filesystem.get_file_info(name).size or 0
+        if size <= TAIL:
+            return next(iter(deque(scan_piece(piece), maxlen=1)), None)
+        with filesystem.open_input_file(name) as stream:
+            tail = stream.read_at(TAIL, size - TAIL)
+        with filesystem.open_input_stream(name, compression=None) as stream:
+            opened = open_csv(file, io.BufferedReader(stream, READ_BYTES), form)
+            found = last_csv_row(file, tail, opened, form, piece.reads)
+    except CORRUPT as error:
+        raise _unreadable(file, error) from None
+    if found is None or isinstance(found[1], InputError):
+        return found
+    return found[0], folder_columns(file) | found[1]
 
 
 def _with_varied(rows: Scanned) -> Scanned:
