@@ -61,6 +61,7 @@ STATED = (
     "published 31",
     "run-5f1c9a",
     "Begun more than once: 2, only after an interruption, the loss of a machine.",
+    "Lost starts: 3 by the loss of a machine; 1 by an interruption.",
     "made by private prediction",
     "batch size 255 private tokens 2,600",
     "1,412 synthetic records",
