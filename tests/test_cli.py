@@ -25,7 +25,8 @@ COMMANDS = {
     "dpray check": "--json --write config overrides",
     "dpray demo": "--json --model --out",
     "dpray evaluate": "--delimiter --embedder --encoding --escape --floor --json "
-    "--label --out --quote --real --records --schema --seeds --synthetic --text --train --turns",
+    "--label --out --quote --real --records --schema --seeds --skip-rows "
+    "--synthetic --text --train --turns",
     "dpray init": "--dataset --delimiter --delta --encoding --epsilon --escape --force --json "
     "--label --labels --look --method --model --no-unit --out --output --public-size --quote "
     "--records --skip-rows --text --turns --unit --vocabulary -o file",

@@ -277,6 +277,24 @@ def test_a_tab_as_a_shell_passes_it(settings: Callable[..., dict[str, Any]]) -> 
     assert parse_config(settings(data__delimiter="\\t")).data.format.delimiter == "\t"
 
 
+@pytest.mark.parametrize("written", ["\\x01", "\\u0001", "\x01", '"\\x01"'])
+def test_a_control_character_may_divide_cells(
+    settings: Settings, tmp_path: Path, written: str
+) -> None:
+    """A shell passes `\\x01` as it stands; YAML makes one character of it within quotes."""
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml.safe_dump(settings()))
+    config = load_config(file, [f"data.delimiter={written}"])
+    assert config.data.format.delimiter == "\x01"
+    file.write_text(yaml.safe_dump(settings(data__delimiter="\x01")))
+    assert load_config(file).data.format.delimiter == "\x01"
+    for other in ("\\x00", "\\x0a", "\\x1", "\\ud800", "\x01\x02"):
+        with pytest.raises(InputError, match=r"^data\.delimiter: one character, "):
+            parse_config(settings(data__delimiter=other))
+    with pytest.raises(InputError, match=r"^data\.text: holds a control character"):
+        parse_config(settings(data__text="\x01"))
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [

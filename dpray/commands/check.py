@@ -104,8 +104,16 @@ def _show_people(found: dict[str, Any], console: Terminal) -> None:
             soft_wrap=True,
         )
         if units["alike"]:
-            words = "names of units differ only in case, blanks, leading zeros or Unicode form"
+            words = (
+                "names of units differ only in case, blanks, leading zeros, thousands separators "
+                "or Unicode form"
+            )
             console.note("units", "yellow", f"{units['alike']:,} {words}: is each a person?")
+        if units["units"] == 1 < found["records"]:
+            words = (
+                "all records are of one unit, and a run reads no more of them than of one person"
+            )
+            console.note("units", "yellow", f"{words}: does data.unit name the person?")
     for each in found["persons"]:
         console.print(
             f"column '{each['column']}' looks like a person: {each['values']:,} values in "

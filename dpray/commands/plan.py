@@ -14,6 +14,7 @@ from rich.table import Table
 import dpray
 from dpray.engines.model_path import is_at_hand
 from dpray.io.yaml_text import dump_yaml
+from dpray.report.tables import person_in_words
 from dpray.terminal import Terminal, add_or_remove, progress_bar, titled_table
 from dpray.types import InputError, Progress
 
@@ -79,7 +80,7 @@ def _plan_one(loaded: Config, as_json: bool) -> None:
     console = Terminal()
     table = Table(title="Plan (no data was opened)", show_header=False, title_justify="left")
     table.add_row("guarantee", _guarantee(summary))
-    table.add_row("a person", _person(summary))
+    table.add_row("a person", person_in_words(summary))
     table.add_row("method", summary["method"]["name"])
     for name, value in made.lines().items():
         table.add_row(name, value)
@@ -116,23 +117,6 @@ def _guarantee(summary: dict[str, Any]) -> str:
         f"({summary['epsilon']:.4f}, {summary['delta']:g})-DP by the "
         f"{summary['accountant']['bound']} bound, {add_or_remove(summary['privacy_unit'])}"
     )
-
-
-def _person(summary: dict[str, Any]) -> str:
-    """Say what the guarantee is for a person with several records."""
-    if summary["not_private"]:
-        return "has no guarantee"
-    if not summary["persons"]:
-        most = summary["contribution_bound"]
-        return f"is one unit, with at most {most:,} of its records; further ones are left out"
-    known = [
-        f"({each['epsilon']:.4g}, {each['delta']:.2g})-DP with {each['records']} records"
-        if each["delta"] < 1
-        else f"no guarantee with {each['records']} records"
-        for each in summary["persons"]
-    ]
-    words = "; a column of the person in data.unit protects all of them together"
-    return f"is protected record by record: {', '.join(known)}{words}"
 
 
 def _compare(config: Config, write: str | None, as_json: bool) -> None:

@@ -7,18 +7,27 @@ import json
 import re
 import shlex
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import chain, islice
+from itertools import chain, dropwhile, islice
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from dpray.config.data import DataConfig
 from dpray.engines.model_path import SMOLLM2
 from dpray.evaluation.unit_check import looks_like_person
-from dpray.io.columns import Label, column_of, divider, label_name, listed_names, plain_value
+from dpray.io.columns import (
+    ROLE_KEYS,
+    Label,
+    column_of,
+    divider,
+    label_name,
+    listed_names,
+    plain_value,
+)
 from dpray.io.encodings import (
     SAMPLE,
     decoded,
@@ -30,8 +39,9 @@ from dpray.io.encodings import (
     is_western,
 )
 from dpray.io.file_list import list_files
-from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece, base_name, known_encoding
-from dpray.io.records import Header, read_file_header, read_piece, titles_in
+from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece, Row, Where, base_name, known_encoding
+from dpray.io.records import Header, is_empty_file, read_file_header, read_piece, titles_in
+from dpray.io.table import messages_of, role_of
 from dpray.io.yaml_text import dump_yaml, parse_yaml
 from dpray.methods.config import load_config
 from dpray.types import DATASET_NAME, InputError
@@ -41,6 +51,8 @@ MOST_LABELS = 50
 MOST_FITS = 6
 LONGEST_STEM = 60
 """More letters of a file's name go into no other name: some file systems take 255 bytes."""
+
+ROLES: tuple[str, ...] = DataConfig.model_fields["roles"].default
 
 WINDOWS = "cp1252"
 
@@ -71,11 +83,12 @@ def starter_values(
     else defaults. Reads the header of the first file and, with `looks`, its first rows. Raises
     InputError that names the missing options."""
     files = list_files(path, "FILE")
+    files = [*dropwhile(is_empty_file, files)] or files
     form = in_encoding(files, form, _known_words(given), looks, ask)
     form = _below_titles(files[0], form, given["text"]) if looks else form
     header = read_file_header(files[0], form)
     usual = {"label": "", "unit": "", "epsilon": "4", "method": "private_prediction"}
-    usual_column = usual_text(header.columns)
+    usual_column, chats = usual_text(header.columns), conversations(header.columns)
     values = dict(given)
     for key, question in QUESTIONS.items():
         if key == "text" and values["turns"] is not None:
@@ -86,13 +99,18 @@ def starter_values(
                 columns=header.hint or listed_names(header.columns),
                 likely="" if persons == "none" else f" (perhaps {persons})",
             )
-            answer = ask(wording, usual_column if key == "text" else usual.get(key))
+            if key == "text":
+                answer = ask(wording, usual_column or next(iter(chats), None))
+                key = "turns" if answer in chats else "text"
+            else:
+                answer = ask(wording, usual.get(key))
             values[key] = _number(answer) if key in ("public_size", "epsilon") else answer
     if values["turns"] is None:
         values["text"] = _columns_of(values["text"] or usual_column, header)
     elif values["text"] is not None:
         raise InputError("--turns: give --text or --turns, not both")
     _check_columns(header, values)
+    roles = _roles(files, values["turns"], form) if looks else ROLES
     words = values["labels"]
     labels = _labels(files, values["label"], form) if looks else []
     if ask is not None and values["label"] and not (words or labels):
@@ -104,6 +122,8 @@ def starter_values(
         "path": path,
         "labels": labels,
         "looked_at": looks and not words,
+        "roles": roles,
+        "usual_roles": roles == ROLES,
         "columns": header.columns,
         "encoding": form.encoding,
         "skip_rows": form.skip_rows,
@@ -216,16 +236,36 @@ def _number(answer: str) -> Any:
         return answer
 
 
+def _first_rows(files: Sequence[str], column: str, form: FileFormat) -> Iterator[tuple[Where, Row]]:
+    """Yield the first rows of the files, with one column. Raises InputError for a row that cannot
+    be read."""
+    some, columns = _spread(files), frozenset({column})
+    rows = (read_piece(Piece(file, format=form, columns=columns)) for file in some)
+    each = MOST_LOOKED_AT // len(some)
+    return chain.from_iterable(islice(of_file, each) for of_file in rows)
+
+
+def _roles(files: Sequence[str], turns: str | None, form: FileFormat) -> tuple[str, ...]:
+    """Return the usual roles, and those that messages in the first rows have in addition."""
+    roles = ROLES
+    if not turns:
+        return roles
+    for where, row in _first_rows(files, turns, form):
+        for message in messages_of(row, turns, where):
+            if role_of(message["role"], roles) is None:
+                roles = (*roles, message["role"])
+        if len(roles) > MOST_LABELS:
+            raise InputError(f"--turns: column '{turns}' has more than {MOST_LABELS} roles")
+    return roles
+
+
 def _labels(files: Sequence[str], label: str | None, form: FileFormat) -> list[Label]:
     """Return the labels in the first rows of the files. Raises InputError for a row that cannot be
     read, and for more than `MOST_LABELS`."""
     found: dict[str, Label] = {}
     if not label:
         return []
-    some, columns = _spread(files), frozenset({label})
-    rows = (read_piece(Piece(file, format=form, columns=columns)) for file in some)
-    each = MOST_LOOKED_AT // len(some)
-    for where, row in chain.from_iterable(islice(of_file, each) for of_file in rows):
+    for where, row in _first_rows(files, label, form):
         value = column_of(row, label, where)
         if value is None or value != value:
             continue
@@ -267,6 +307,9 @@ def _check_columns(header: Header, values: Mapping[str, Any]) -> None:
                 raise InputError(f"--{option}: no column '{name}'; {_listed(header)}")
             if name and header.columns.count(name) > 1:
                 raise InputError(f"--{option}: column '{name}' is named twice; rename one of them")
+    if values["text"] in conversations(header.columns):
+        name = shlex.quote(values["text"])
+        raise InputError(f"--text: the column holds conversations; give --turns {name}")
 
 
 def _one_in_other(name: str, other: str) -> bool:
@@ -297,6 +340,8 @@ def _check_complete(values: Mapping[str, Any], header: Header) -> None:
     wanted += ["labels"] if values["label"] else []
     if missing := [name for name in wanted if values[name] is None]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        for name in conversations(header.columns):
+            options = options.replace("--text", f"--turns {shlex.quote(name)} or --text")
         raise InputError(f"init: needs {options}; {_listed(header)}")
     if values["vocabulary"] is not None and values["method"] not in ("dp_kps", "auto"):
         raise InputError("--vocabulary: only --method dp_kps and auto take one")
@@ -323,6 +368,12 @@ def usual_text(columns: Sequence[str]) -> str | None:
     if len(columns) == 1 and re.fullmatch(r"[^\W\d]\w{0,39}", columns[0]):
         return columns[0]
     return next((name for name in columns if name.lower() == "text"), None)
+
+
+def conversations(columns: Sequence[str]) -> list[str]:
+    """Return the columns that are lists of messages, by the dotted names of what is in these."""
+    of_messages = {f"{name}.0.{key}": name for name in columns for key in ROLE_KEYS}
+    return list(dict.fromkeys(of_messages[each] for each in columns if each in of_messages))
 
 
 def usual_delta(public_size: int) -> float:

@@ -286,6 +286,10 @@ class LoadFailed(EngineError):
     """An engine cannot be loaded: nothing was drawn with it."""
 
 
+class EndpointBusy(EngineError):
+    """An endpoint has no time for a call, or fails by itself: the same call may succeed later."""
+
+
 class DeviceLost(EngineError):
     """A device or a process of the engine is gone, which no prompt and no draw can cause."""
 

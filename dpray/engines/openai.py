@@ -15,6 +15,7 @@ import openai
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Completion,
+    EndpointBusy,
     EngineError,
     OnCompletion,
     Prompt,
@@ -162,7 +163,8 @@ class OpenAIEngine:
                 return Completion("", 0, 0, finish_reason="content_filter")
             unknown = _unknown_parameter(error)
             if unknown is None or unknown in without:
-                raise EngineError(f"{model}: {_why(error)}") from None
+                kind = EndpointBusy if _may_pass(error.status_code) else EngineError
+                raise kind(f"{model}: {_why(error)}") from None
         except AnswerRefused:
             why = f"has more than {LARGEST_ANSWER:,} bytes, or is packed in a way that is not read"
             raise EngineError(f"{model}: the endpoint's answer {why}") from None
@@ -223,6 +225,12 @@ class OpenAIEngine:
             _count(getattr(usage, "completion_tokens", None)),
             _shown(reason),
         )
+
+
+def _may_pass(status: int) -> bool:
+    """Return whether the same call may succeed later: too many requests, or an error of the server.
+    The configuration is not to blame for these."""
+    return status == 429 or status >= 500
 
 
 def _unknown_parameter(error: openai.APIStatusError) -> str | None:

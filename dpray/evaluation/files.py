@@ -50,7 +50,7 @@ def evaluate_files(
     paths = {"real": settings.real, "synthetic": settings.synthetic,
              "train": settings.train, "floor": settings.floor}  # fmt: skip
     signs = settings.delimiter, settings.quote, settings.escape
-    own = FileFormat(*signs, settings.encoding, keys="--", records=settings.records)
+    own = FileFormat(*signs, settings.encoding, settings.skip_rows, "--", settings.records)
     forms = dict.fromkeys(paths, own) | {"synthetic": AS_RECOGNISED}
     schema = None
     if settings.json_schema is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from dpray.config.data import Delimiter, Encoding, Quote
-from dpray.config.sections import Count, Section
+from dpray.config.sections import Count, CountOrZero, Section
 from dpray.io.formats import AS_RECOGNISED
 
 
@@ -51,6 +51,9 @@ class EvaluationSettings(Section):
     )
     escape: str | None = Field(
         None, min_length=1, max_length=1, description="Sign before a quote, as data.escape."
+    )
+    skip_rows: CountOrZero = Field(
+        0, le=1000, description="Lines above its header, such as titles, as data.skip_rows."
     )
     records: str | None = Field(
         None, description="Key of the real records' list in a JSON object, as data.records."

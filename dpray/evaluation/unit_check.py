@@ -71,8 +71,8 @@ class People:
             return
         if self._likely is None:
             others = {*self.data.text_columns, self.data.label}
-            likely = (name for name in dotted_names(row) if name not in others)
-            self._likely = [name for name in likely if looks_like_person(name)][:MOST_COLUMNS]
+            names = [n for n in dotted_names(row, varied=where.varied) if n not in others]
+            self._likely = [name for name in names if looks_like_person(name)][:MOST_COLUMNS]
         for name in self._likely:
             try:
                 self._columns[name].append(_digest(unit_of(row, name, where)))

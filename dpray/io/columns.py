@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from dpray.io.formats import TWICE, Where, folder_columns
@@ -78,7 +78,7 @@ def _there_are(row: Mapping[str, Any], name: str, where: Where) -> str:
         return f"; {where.hint}"
     if keys_are_data(row):
         return "; the columns are objects that share keys, so their names may be data: not shown"
-    names = dotted_names(row)
+    names = dotted_names(row, varied=where.varied)
     guess = did_you_mean(name, filter(looks_like_name, names))
     return f"; there are: {listed_names(names)}{guess}"
 
@@ -108,24 +108,53 @@ def looks_like_name(name: str) -> bool:
     return is_short and name.isprintable()
 
 
-def dotted_names(value: Any, before: str = "") -> list[str]:
+def dotted_names(value: Any, before: str = "", varied: Container[str] = ()) -> list[str]:
     """Return the names of a row's columns, dotted for what is nested, in a list of objects for its
-    first entry. An object whose keys may be data is not opened."""
+    first entry. An object whose keys may be data is not opened, nor is one of `varied`."""
     if isinstance(value, list | tuple):
         entries = value[:1] if value and isinstance(value[0], Mapping) else ()
-        return [name for each in entries for name in dotted_names(each, f"{before}0.")]
+        return [name for each in entries for name in dotted_names(each, f"{before}0.", varied)]
     if (
         not isinstance(value, Mapping)
         or keys_are_data(value)
         or (before and len(value) > MOST_KEYS)
+        or before[:-1] in varied
     ):
         return []
     names: list[str] = []
     for key, inner in value.items():
-        nested = dotted_names(inner, f"{before}{key}.")
+        nested = dotted_names(inner, f"{before}{key}.", varied)
         is_list = isinstance(inner, list | tuple)
         names += nested if nested and not is_list else [f"{before}{key}", *nested]
     return names
+
+
+def varied_objects(rows: Sequence[Any]) -> frozenset[str]:
+    """Return the dotted names of the nested objects whose keys may be data because they differ from
+    row to row: the first row with an object has less than half of its keys in common with others,
+    on average. A key without a value counts as missing."""
+    keys_of: defaultdict[str, list[set[str]]] = defaultdict(list)
+    for row in rows:
+        for name, keys in _objects(row):
+            if keys:
+                keys_of[name].append(keys)
+    found = set()
+    for name, (first, *others) in keys_of.items():
+        shares = [len(first & other) / len(first | other) for other in others]
+        if sum(shares) < len(shares) / 2:
+            found.add(name)
+    return frozenset(found)
+
+
+def _objects(value: Any, before: str = "") -> Iterator[tuple[str, set[str]]]:
+    """Yield the dotted names and the keys of the objects in a row, in a list of its first entry."""
+    if isinstance(value, list | tuple):
+        yield from _objects(value[0] if value else None, f"{before}0.")
+    elif isinstance(value, Mapping):
+        if before:
+            yield before[:-1], {key for key, inner in value.items() if inner is not None}
+        for key, inner in value.items():
+            yield from _objects(inner, f"{before}{key}.")
 
 
 def keys_are_data(value: Mapping[str, Any]) -> bool:
@@ -159,7 +188,7 @@ def _way_in(value: Any, column: str, where: Where) -> str:
     if isinstance(first, Mapping) and not first.keys().isdisjoint(ROLE_KEYS):
         return " but a list of messages, which `turns` reads in place of `text`"
     what = f" but a list, whose first entry is {column}.0" if is_list else " but an object"
-    names = dotted_names(value, f"{column}.") if where.row == 1 else []
+    names = dotted_names(value, f"{column}.", where.varied) if where.row == 1 else []
     return what + (f"; there are: {listed_names(names)}" if names else "")
 
 

@@ -21,7 +21,7 @@ from dpray.io.formats import (
     row_of,
     without_compression,
 )
-from dpray.io.text_files import LONGEST_ROW, bad_bytes, text_lines, too_long, undecodable
+from dpray.io.text_files import LONGEST_ROW, UTF_8, bad_bytes, text_lines, too_long, undecodable
 from dpray.types import InputError
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -141,6 +141,32 @@ def read_csv(
         number += 1
 
 
+def last_row(
+    name: str, tail: bytes, opened: OpenCsv, form: FileFormat, reads: Callable[[str], bool]
+) -> tuple[Where, Row | InputError] | None:
+    """Return the last row of a file of CSV by its last bytes. None if they do not tell it: their
+    line may be the end of a cell that has several, or the encoding has other line ends."""
+    encoding = "utf-8" if opened.encoding == UTF_8 else opened.encoding
+    _, line_end, line = tail.rstrip(b"\r\n").rpartition(b"\n")
+    if not line_end or "\n".encode(encoding) != line_end:
+        return None
+    where = Where(name, 0, typed=False)
+    dialect = _dialect("", name, replace(form, delimiter=opened.delimiter))
+    try:
+        text = line.decode(encoding, "surrogateescape")
+    except UnicodeError:
+        return None
+    if form.quote:
+        with suppress(csv.Error):
+            next(csv.reader([f"{form.quote}\n", text], **dialect))
+            return None
+    try:
+        cells = next(csv.reader([text], **dialect), [])
+    except csv.Error:
+        return where, _not_csv(where, form)
+    return where, _csv_row(where, opened, cells, form, reads)
+
+
 def _csv_row(
     where: Where,
     opened: OpenCsv,
@@ -155,8 +181,9 @@ def _csv_row(
         why = "too many; quote cells that hold the delimiter"
         if len(cells) < width:
             why = "too few; correct the row, or remove it if it is a total"
-        elif width == 1 and form.keys == "data.":
-            why += ", and count titles above the header in data.skip_rows"
+        elif width == 1 and form.keys is not None:
+            key = "skip_rows" if form.keys == "data." else "skip-rows"
+            why += f", and count titles above the header in {form.keys}{key}"
         return InputError(f"{where}: not as many fields as the header has: {why}")
     row = list(zip(opened.columns, cells, strict=True))
     if any(undecodable(cell) and reads(column) for column, cell in row):

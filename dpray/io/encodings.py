@@ -41,6 +41,13 @@ COMMON: dict[str, tuple[str, Sequence[tuple[int, int]]]] = {
 """The characters that texts in an encoding are mostly made of: their first bytes in a standard that
 lists common characters first."""
 
+WIDER = {
+    "gb2312": "gb18030", "gbk": "gb18030", "big5": "cp950", "big5hkscs": "cp950",
+    "shift_jis": "cp932", "shift_jis_2004": "cp932", "shift_jisx0213": "cp932",
+    "euc_jis_2004": "euc_jp", "euc_jisx0213": "euc_jp", "euc_kr": "cp949", "johab": "cp949",
+}  # fmt: skip
+"""Encodings that are a part of one of `ENCODINGS`, or have the same characters in common use."""
+
 WESTERN = (
     "äöüß", "àâæçéèêëîïôœùûüÿ", "áéíñóúü", "áâãàçéêíóôõúü", "àèéìíîòóùú", "æøåé", "åäöé",
     "éëïöüèó", "áéíóúýþæöð", "àçèéíïòóúü",
@@ -124,7 +131,9 @@ def fits(sample: bytes, words: Iterable[str] = ()) -> list[Fit]:
 
 def oddness(text: str, encoding: str) -> float:
     """Return the share of the characters beyond ASCII, and of letters next to them, that are rare
-    in texts of an encoding."""
+    in texts of an encoding, by any of its names."""
+    encoding = codecs.lookup(encoding).name.replace("-", "_")
+    encoding = WIDER.get(encoding, encoding)
     words = Counter(_WORD.findall(text))
     size = sum(len(word) * count for word, count in words.items())
     return sum(_odd(word, encoding) * count for word, count in words.items()) / max(1, size)
@@ -264,5 +273,5 @@ def likely_encodings(files: Sequence[str], form: FileFormat, words: Sequence[str
     found = [fit for fit in found if fit.known == found[0].known]
     if form.encoding is not None and (text := decoded(sample, form.encoding)) is not None:
         odd = oddness(text, form.encoding)
-        found = [fit for fit in found if fit.odd < odd - ODDER]
+        found = [fit for fit in found if fit.odd < odd - ODDER and fit.text != text]
     return [fit for fit in found if all(is_in_encoding(file, fit.encoding) for file in texts)]

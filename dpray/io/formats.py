@@ -6,6 +6,7 @@ follow.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -55,12 +56,20 @@ class FileFormat:
 AS_RECOGNISED = FileFormat()
 
 
+_CODE = re.compile(r"\\x([0-9A-Fa-f]{2})|\\u([0-9A-Fa-f]{4})")
+
+
 def one_sign(delimiter: str | None) -> str | None:
-    """Return a delimiter, a tab for `\\t` and `tab`. Raises ValueError."""
+    """Return a delimiter, a tab for `\\t` and `tab`, and the character with a code such as `\\x01`.
+    Raises ValueError."""
     if delimiter in ("\\t", "tab"):
         return "\t"
-    if delimiter is not None and (len(delimiter) != 1 or delimiter in "\r\n"):
-        raise ValueError("one character, or \\t for a tab")
+    if found := _CODE.fullmatch(delimiter or ""):
+        delimiter = chr(int(found[1] or found[2], 16))
+    if delimiter is not None and (
+        len(delimiter) != 1 or re.match("[\0\r\n\ud800-\udfff]", delimiter)
+    ):
+        raise ValueError("one character, or \\t for a tab, or a code such as \\x01")
     return delimiter
 
 
@@ -108,16 +117,19 @@ class Piece:
 @dataclass(frozen=True)
 class Where:
     """A row's place, for error messages. Rows count from 1, without a CSV's header; of JSONL, lines
-    count. The cells of a `typed` file may be numbers, true or false; in others all are texts. An
-    error about a column ends with the `hint`, if there is one, and then names no column."""
+    count. 0 is the last row, if its number is not known. The cells of a `typed` file may be
+    numbers, true or false; in others all are texts. An error about a column ends with the `hint`,
+    if there is one, and then names no column. No key is shown of the nested objects in `varied`,
+    which are dotted names."""
 
     file: str
     row: int
     typed: bool = True
     hint: str = field(default="", compare=False)
+    varied: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __str__(self) -> str:
-        return f"{base_name(self.file)}, row {self.row}"
+        return f"{base_name(self.file)}, {f'row {self.row}' if self.row else 'the last row'}"
 
 
 def base_name(file: str) -> str:

@@ -1,8 +1,9 @@
-"""Public files, which are not the private ones by another name: few-shot examples, and sequences of
-terms."""
+"""Public files, which are not the private ones by another name: few-shot examples, sequences of
+terms, vocabularies and templates."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,12 +24,23 @@ def public_files(path: str, key: str, private: str) -> list[str]:
     InputError that names `key` if one of them is a file of `private`, the configuration's
     `data.path`."""
     files = list_files(path, key)
+    _refuse_private(files, path, key, private)
+    return files
+
+
+def check_public(file: str, key: str, private: str) -> None:
+    """Raise InputError that names `key` if a local file, such as a vocabulary or a template, is one
+    of the files of `private`. A file that is not there raises nothing here: reading it does."""
+    if os.path.exists(file):
+        _refuse_private([file], file, key, private)
+
+
+def _refuse_private(files: Sequence[str], path: str, key: str, private: str) -> None:
     private_files: list[str] = []
     with suppress(InputError):  # the private data may be elsewhere: a plan does not need it
         private_files = list_files(private, once=False)
     if {*map(identity, files)} & {*map(identity, private_files)}:
-        raise InputError(f"{key}: {path} is data.path itself; give public records")
-    return files
+        raise InputError(f"{key}: {path} is data.path itself; give a public file")
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -22,8 +24,9 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet
 
-from dpray.io.columns import column_of, dotted_names, listed_names
+from dpray.io.columns import column_of, dotted_names, listed_names, varied_objects
 from dpray.io.content import LOOKED_AT, check_content
+from dpray.io.csv_files import last_row as last_csv_row
 from dpray.io.csv_files import open_csv, read_csv, titles_above
 from dpray.io.file_list import filesystem_of
 from dpray.io.formats import (
@@ -58,6 +61,12 @@ UNPACKED, TIMES = 1 << 30, 200
 texts rarely shrink to a twentieth, but a few MB may unpack to more than a disk holds."""
 
 READ_BYTES = 1 << 20
+
+TAIL = 1 << 16
+"""Bytes at the end of a file of CSV that tell its last row."""
+
+COMPARED = 20
+"""The first rows of a file whose nested keys are compared."""
 ROWS_AT_ONCE = 1024
 
 ARROW_FILE = b"ARROW1"
@@ -101,8 +110,46 @@ def scan_piece(piece: Piece) -> Scanned:
     error, and the rows after it follow if the file can be read on. Raises InputError for a file
     that cannot be read at all."""
     named = folder_columns(piece.file)
-    for where, row in _scanned(piece):
+    for where, row in _with_varied(_scanned(piece)):
         yield where, row if isinstance(row, InputError) or not named else named | row
+
+
+def last_row(piece: Piece) -> tuple[Where, Row | InputError] | None:
+    """Return the last row of a file of CSV, which may be a total, by its last bytes; None for other
+    files, for compressed ones, and if the bytes do not tell it. Raises InputError."""
+    file, form = piece.file, piece.format
+    if kind_of(file) != "csv" or without_compression(file)[1] is not None:
+        return None
+    try:
+        filesystem, name = filesystem_of(file)
+        size = filesystem.get_file_info(name).size or 0
+        if size <= TAIL:
+            return next(iter(deque(scan_piece(piece), maxlen=1)), None)
+        with filesystem.open_input_file(name) as stream:
+            tail = stream.read_at(TAIL, size - TAIL)
+        with filesystem.open_input_stream(name, compression=None) as stream:
+            opened = open_csv(file, io.BufferedReader(stream, READ_BYTES), form)
+            found = last_csv_row(file, tail, opened, form, piece.reads)
+    except CORRUPT as error:
+        raise _unreadable(file, error) from None
+    if found is None or isinstance(found[1], InputError):
+        return found
+    return found[0], folder_columns(file) | found[1]
+
+
+def _with_varied(rows: Scanned) -> Scanned:
+    """Note in the places of a file's first rows which nested objects have other keys in each."""
+    first = list(islice(rows, 1))
+    if first and first[0][0].row == 1 and _is_nested(first[0][1]):
+        first += islice(rows, COMPARED - 1)
+        varied = varied_objects([row for _, row in first])
+        first = [(replace(where, varied=varied), row) for where, row in first]
+    yield from first
+    yield from rows
+
+
+def _is_nested(row: Row | InputError) -> bool:
+    return isinstance(row, dict) and any(isinstance(v, Mapping | list) for v in row.values())
 
 
 def _scanned(piece: Piece) -> Scanned:
@@ -115,6 +162,8 @@ def _scanned(piece: Piece) -> Scanned:
             yield from json_lines(piece.file, lines, UTF_8, piece.format, piece.lines)
             return
         with _opened(piece.file) as (kind, stream):
+            if kind in ("parquet", "arrow") and _is_empty(stream):
+                return
             if kind == "parquet":
                 yield from _numbered(piece, _parquet_batches(stream, piece), "Parquet")
             elif kind == "arrow":
@@ -186,6 +235,14 @@ def _open_arrow(stream: Any) -> Any:
     is_file = stream.read(len(ARROW_FILE)) == ARROW_FILE
     stream.seek(0)
     return pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
+
+
+def _is_empty(stream: Any) -> bool:
+    """Return whether a file that can be read in any order has no bytes: programs that write in
+    parts leave such a file for a part without rows."""
+    is_empty = not stream.read(1)
+    stream.seek(0)
+    return is_empty
 
 
 def _numbered(piece: Piece, batches: Iterable[pa.RecordBatch], kind: str) -> Scanned:
@@ -320,13 +377,23 @@ def read_file_header(file: str, form: FileFormat = AS_RECOGNISED) -> Header:
         _, row = next(read_rows(file), (None, {}))
         return Header(dotted_names(row))
     with open_content(file) as (kind, stream):
+        if kind in ("parquet", "arrow") and _is_empty(stream):
+            return _header(file, ())
         if kind == "parquet":
             with pyarrow.parquet.ParquetFile(stream) as parquet:
-                return _header(file, parquet.schema_arrow.names)
+                return _header(file, _names_in(parquet.schema_arrow))
         if kind == "arrow":
             with _open_arrow(stream) as arrow:
-                return _header(file, arrow.schema.names)
+                return _header(file, _names_in(arrow.schema))
         return _text_header(file, kind, io.BufferedReader(stream, READ_BYTES), form)
+
+
+def is_empty_file(file: str) -> bool:
+    """Return whether a file has no bytes, unpacked: a part without rows."""
+    if kind_of(file) == "hub":
+        return False
+    with open_content(file) as (_, stream):
+        return not stream.read(1)
 
 
 @contextmanager
@@ -338,6 +405,17 @@ def open_content(file: str) -> Iterator[tuple[Kind, Any]]:
             yield opened
     except CORRUPT as error:
         raise _unreadable(file, error) from None
+
+
+def _names_in(schema: pa.Schema) -> list[str]:
+    """Return the columns, and for lists of objects the dotted names of those in the first one."""
+    names: list[str] = []
+    for each in schema:
+        kind = each.type
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        inner = _shape(kind.value_type) if is_list else None
+        names += [each.name, *(f"{each.name}.0.{name}" for name in inner or ())]
+    return names
 
 
 def _header(
@@ -353,10 +431,11 @@ def _text_header(file: str, kind: Kind, stream: io.BufferedReader, form: FileFor
     if kind == "csv":
         opened = open_csv(file, stream, form)
         return _header(file, opened.columns, opened.delimiter)
-    where, row = next(read_json(file, stream, form), (Where(file, 1), {}))
+    rows = _with_varied(read_json(file, stream, form))
+    where, row = next(rows, (Where(file, 1), {}))
     if isinstance(row, InputError):
         raise row
-    return _header(file, dotted_names(row), hint=where.hint)
+    return _header(file, dotted_names(row, varied=where.varied), hint=where.hint)
 
 
 def titles_in(file: str, form: FileFormat) -> int:

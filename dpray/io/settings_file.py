@@ -99,7 +99,8 @@ def parse(model: type[M], values: Any) -> M:
     for key, text in _texts(values):
         if "${" in text:
             raise InputError(f"{key}: `${{` has no meaning in a configuration; write the value")
-        if re.search(f"[{CONTROL}]", text):
+        # Hive divides cells by the first of these characters.
+        if key not in ("data.delimiter", "delimiter") and re.search(f"[{CONTROL}]", text):
             raise InputError(f"{key}: holds a control character or half a surrogate pair")
         # The ledger's URL is in no release, and is shown without its passwords.
         if key != "privacy.ledger" and holds_secret(text):

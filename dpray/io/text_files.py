@@ -32,6 +32,10 @@ MARKS = {
     b"\xfe\xff": "utf-16",
 }
 
+ESCAPES = {b"\x1b$B": "iso2022_jp", b"\x1b$@": "iso2022_jp", b"\x1b$)C": "iso2022_kr"}
+"""The escape sequences by which encodings of ASCII bytes begin other letters. As UTF-8, the codes
+of these letters would be taken for words."""
+
 START = 1 << 16
 """Characters that tell whether JSON is an array."""
 
@@ -58,16 +62,20 @@ def text_lines(
 ) -> tuple[str, io.TextIOWrapper]:
     """Return a file's encoding and its lines. Bytes that are not in the encoding are left as lone
     surrogates; if the encoding has no place for them, reading raises UnicodeError. Raises
-    InputError for what seems to be UTF-16 without a byte order mark, unless the encoding is
-    given."""
+    InputError for what seems to be UTF-16 without a byte order mark, and for an encoding of bytes
+    that are all ASCII, unless the encoding is given."""
     start = stream.peek(START)[:START]
     encoding = encoding_of(start, form.encoding)
-    if form.encoding is None and encoding == UTF_8 and has_nulls(start):
-        if not (found := unmarked_utf_16(start)):
-            raise InputError(f"{base_name(name)}: many bytes are null, as in no text")
-        advice = f"set {form.keys}encoding={found}" if form.keys else "save the file in UTF-8"
-        why = f"{found} without a byte order mark"
-        raise InputError(f"{base_name(name)}: the bytes seem to be {why}; {advice}")
+    if form.encoding is None and encoding == UTF_8:
+        found = next((each for mark, each in ESCAPES.items() if mark in start), None)
+        why = f"{found}"
+        if has_nulls(start):
+            if not (found := unmarked_utf_16(start)):
+                raise InputError(f"{base_name(name)}: many bytes are null, as in no text")
+            why = f"{found} without a byte order mark"
+        if found is not None:
+            advice = f"set {form.keys}encoding={found}" if form.keys else "save the file in UTF-8"
+            raise InputError(f"{base_name(name)}: the bytes seem to be {why}; {advice}")
     return encoding, io.TextIOWrapper(stream, encoding, "surrogateescape", newline=newline)
 
 
@@ -216,8 +224,10 @@ def _object(where: Where, line: str) -> Row | InputError:
 def _if_object(where: Where, value: Any) -> Row | InputError:
     if isinstance(value, dict):
         return value
-    hint = f"; pandas writes objects by {PANDAS}" if isinstance(value, list) else ""
-    return InputError(f"{where}: not a JSON object{hint}")
+    hint = 'write each record as one, such as {"text": "..."}'
+    if isinstance(value, list):
+        hint = f"pandas writes objects by {PANDAS}"
+    return InputError(f"{where}: not a JSON object; {hint}")
 
 
 def _array(name: str, text: str, encoding: str, form: FileFormat) -> Scanned:

@@ -3,7 +3,7 @@
 pandas turns a column of whole numbers into floats as soon as one cell is empty, so an export has
 `101` in one file and `101.0` in another. A whole number therefore has one name, whatever its type
 and its zeros behind the point. Every other text is a name as it stands: `0101`, `A7` and `a7` are
-three. `dpray check` counts names that differ in such ways only.
+three. `dpray check` counts names that differ in such ways only, as 1,234 and 1234 do.
 
 A cell that says "no value" names nobody. If all of them were one unit, its bound would keep a few
 of its records, and the others would vanish.
@@ -46,6 +46,9 @@ SCIENTIFIC = re.compile(r"-?[0-9]\.[0-9]+[eE]-?[0-9]{1,3}", re.ASCII)
 ROUNDED = re.compile(r"-?[0-9]+(?:[.,][0-9]+)?[eE]\+[0-9]{1,3}", re.ASCII)
 """A spreadsheet shows a long number so, without its last digits; pandas writes one beyond 2^53
 so."""
+
+THOUSANDS = re.compile(r"[0-9]{1,3}(?:([,.'\u2019])[0-9]{3})(?:\1[0-9]{3})*", re.ASCII)
+"""A whole number with signs between its thousands: 1,234 or 1.234 or 1'234."""
 
 LEFT_OUT = "which is no unit; give such rows an id of their own, or leave them out"
 EXPORT = "export the column as text, or as whole numbers"
@@ -110,9 +113,12 @@ def _of_number(number: float | Decimal, has_lost_digits: bool = False) -> str:
 
 
 def alike(name: str) -> str:
-    """Return what names share that differ only in case, blanks, leading zeros or Unicode form."""
+    """Return what names share that differ only in case, blanks, leading zeros, thousands separators
+    or Unicode form."""
     folded = "".join(unicodedata.normalize("NFKC", name).casefold().split())
     folded = unicodedata.normalize("NFKC", folded)
+    if THOUSANDS.fullmatch(folded):
+        folded = re.sub("[^0-9]", "", folded)
     try:
         return unit_name(folded.lstrip("0") or "0")
     except ValueError:

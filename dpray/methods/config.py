@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from dpray.config.config import Config
 from dpray.config.sections import SMALLEST_EPSILON, Count, MethodSettings, TextSettings
+from dpray.io.public_files import check_public
 from dpray.io.settings_file import parse, read_tree
 from dpray.io.table_schema import check_properties, is_grammar, json_columns_of, turns_schema
 from dpray.methods.aug_pe.settings import AugPeSettings
@@ -94,6 +95,21 @@ class RunConfig(Config):
         | AutoSettings,
         Field(discriminator="name"),
     ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _schema_is_public(cls, values: Any) -> Any:
+        """Check the files of schemas by their names: their content takes the place of these, and is
+        released. Of two such validators the later one comes first, so `method` is there."""
+        sections = values if isinstance(values, dict) else {}
+        data, method = sections.get("data"), sections.get("method")
+        if isinstance(data, dict) and isinstance(method, dict):
+            private = data.get("path")
+            for each in (method, *(method.get("methods") or ())):
+                schema = each.get("schema") if isinstance(each, dict) else None
+                if isinstance(schema, str) and isinstance(private, str):
+                    check_public(schema, "method.schema", private)
+        return values
 
     @model_validator(mode="before")
     @classmethod

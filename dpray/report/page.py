@@ -19,7 +19,15 @@ from dpray.io.columns import text_of
 from dpray.io.files import read_json, write_durably
 from dpray.io.records import read_rows
 from dpray.report import pictures
-from dpray.report.tables import SYNTHETIC, at_most, bound, evaluation_tables, number, one_in
+from dpray.report.tables import (
+    SYNTHETIC,
+    at_most,
+    bound,
+    evaluation_tables,
+    number,
+    one_in,
+    person_in_words,
+)
 from dpray.types import InputError, valid_unicode
 
 PAGE = "privacy_report.html"
@@ -120,6 +128,7 @@ def _values(report: Mapping[str, Any], public: bool) -> dict[str, Any]:
         "batches": report.get("batches"),
         "ledger": report.get("ledger"),
         "made_by": which_methods(report),
+        "person": person_in_words(report) if "persons" in report else None,
         "batch_kind": methods.get("private_prediction", {}).get("batches"),
         "votes": {"selection": "rank"} | methods.get("aug_pe", {}),
         "iterations": report.get("iterations"),

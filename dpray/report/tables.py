@@ -32,6 +32,28 @@ class DataTable:
     rows: Sequence[Sequence[str]]
 
 
+def person_in_words(guarantee: Mapping[str, Any]) -> str:
+    """Return what a plan or a privacy report guarantees to a person with several records, after the
+    words "a person"."""
+    if guarantee["not_private"]:
+        return "has no guarantee"
+    if not guarantee["persons"]:
+        most = guarantee["contribution_bound"]
+        return f"is one unit, with at most {most:,} of its records; further ones are left out"
+
+    def up(value: float, digits: int) -> str:
+        return f"{_rounded_up(value * (1 - 1e-12), digits):.{digits}g}"
+
+    known = [
+        f"({up(each['epsilon'], 4)}, {up(each['delta'], 2)})-DP with {each['records']} records"
+        if each["delta"] < 1
+        else f"no guarantee with {each['records']} records"
+        for each in guarantee["persons"]
+    ]
+    words = "; a column of the person in data.unit protects all of them together"
+    return f"is protected record by record: {', '.join(known)}{words}"
+
+
 def evaluation_tables(result: Result) -> dict[str, DataTable]:
     """Return a table for each part that `evaluation.json` has. The table of `topics` shows words of
     private texts."""

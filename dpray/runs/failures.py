@@ -43,6 +43,7 @@ def release_with_repeats(
         with closing(session):
             try:
                 session.folder.recover(_committed(session))
+                session.record_failures()
                 session.folder.take_room()
                 session.check_records()
                 session.measure_labels()
@@ -74,7 +75,14 @@ def _end_of_run(session: Session[Any], number: int, error: BaseException) -> Dpr
     last = error.last if isinstance(error, cluster.LostTooOften) else error
     why = cluster.reason_to_repeat(last)
     if why is None:
-        if failed := _record_failures(session, error):
+        try:
+            failed = _record_failures(session, error)
+        except LedgerUnavailable as unavailable:
+            return Resumable(
+                f"{_what_stopped(error)}; {unavailable}, so the next command first records that "
+                "what was being drawn has failed: it is never repeated"
+            )
+        if failed:
             return RunFailed(
                 f"{_what_stopped(error)}; what was being drawn ({failed[0]}, {len(failed)} in all) "
                 "is never repeated, so this run cannot be finished"
@@ -82,6 +90,8 @@ def _end_of_run(session: Session[Any], number: int, error: BaseException) -> Dpr
         if not isinstance(error, EngineError):
             return _ended_between_draws(error)
         why = str(error)
+    else:
+        session.note_loss(session.attempt_id, last)
     attempts = session.config.runtime.max_attempts
     if number == attempts or isinstance(error, cluster.LostTooOften):
         return Resumable(f"{why} ({attempts} times)")
@@ -106,20 +116,23 @@ def _committed(session: Session[Any]) -> Callable[[str], bool]:
 
 def _record_failures(session: Session[Any], error: BaseException) -> list[str]:
     """Record as failed what this attempt had begun and not published when `error` ended it. Return
-    the units of the run that have failed.
+    the units of the run that have failed. While the ledger gives no answer, they are noted.
 
     Where Ray ended a process for want of memory, these are what workers had under way just then,
     and not what was lost before with another one: how much memory a batch needs depends on its
     private rows.
     """
     session.folder.give_room()  # the ledger may be on the same full disk
-    ledger, run_id = session.ledger, session.run_id
     ended = cluster.find_error(error, cluster.EndedForMemory)
     reason = cluster.class_name(error) if ended is None else "OutOfMemoryError"
-    for unit, attempt in list(ledger.unfinished(run_id)):
-        if attempt.startswith(session.attempt_id) if ended is None else attempt in ended.worker_ids:
-            ledger.fail(run_id, unit, attempt, reason)
-    return [unit for unit, _ in ledger.failed(run_id)]
+    begun_by = {session.attempt_id} if ended is None else {*ended.worker_ids} - {""}
+    try:
+        session.fail_unfinished(begun_by, reason)
+        return [unit for unit, _ in session.ledger.failed(session.run_id)]
+    except LedgerUnavailable:
+        for each in sorted(begun_by):
+            session.note_failure(each, reason)
+        raise
 
 
 def _what_stopped(error: BaseException) -> str:

@@ -136,7 +136,6 @@ class Plan(ABC):
         config = self.config
         summary = guarantee_of(self) | self.method_summary()
         summary["empty_texts"] = config.data.empty
-        summary["persons"] = persons_of(self)
         if not config.not_private and config.privacy.delta > 1.0 / config.data.public_size:
             summary["warnings"].append(
                 "privacy.delta is above 1 / data.public_size: it permits releasing a whole record"
@@ -255,6 +254,7 @@ def guarantee_of(plan: Plan) -> dict[str, Any]:
         "neighboring_relation": NEIGHBORING_RELATION,
         "privacy_unit": privacy_unit(data.unit),
         "contribution_bound": data.max_records_per_unit,
+        "persons": persons_of(plan),
         "accountant": accountant,
         "mechanisms": mechanisms,
         "not_private": not_private,

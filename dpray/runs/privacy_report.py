@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -38,8 +39,8 @@ NOT_COVERED = (
     "the public inputs: the model, the templates, the label set, the public size, all parameters",
     "what the model's own training data reveals",
     "running time, memory use and network traffic of the run",
-    "that a run stopped, and how many batches were repeated or failed: a loss that is repeated is "
-    "taken to say nothing of the data",
+    "that a run stopped, how many batches were repeated or failed, and after which losses: a loss "
+    "that is repeated is taken to say nothing of the data",
     "a process that the operating system's kernel ends for want of memory: nobody can tell it from "
     "a lost machine, and it is repeated like one",
     "other releases of the same data that were not charged to this ledger",
@@ -92,10 +93,7 @@ def privacy_report(
         }
         | of_method.pop("sampling", {}),
         "not_covered": list(NOT_COVERED),
-        "repeats": {
-            "count": sum(1 for _ in session.ledger.repeated(session.charge_key())),
-            "only_after": list(REPEATED_AFTER),
-        },
+        "repeats": _repeats(session),
         "versions": run["versions"],
     }
     if changed := run.get("changed"):
@@ -113,6 +111,26 @@ def privacy_report(
         report["noise_source"] += f"; the label proportions: {INTEGER_NOISE_SOURCE}"
     places = ("method", "public_inputs", "tuned")
     return report | {key: named(report[key]) for key in places if key in report}
+
+
+def _repeats(session: Session[Any]) -> dict[str, Any]:
+    """Return the number of units that were begun more than once, and how many starts were lost
+    after each cause: a unit may be lost several times."""
+    key, ledger = session.charge_key(), session.ledger
+    repeated = {*ledger.repeated(key)}
+    published = {unit: of for unit, (of, _) in ledger.published(key) if unit in repeated}
+    noted, causes = session.losses(), Counter[str]()
+    for unit, start in ledger.started(key):
+        # The id of a worker begins with that of its attempt, which is the one that publishes.
+        attempt, is_worker, _ = start.partition(".")
+        of_worker = noted.get(start) if is_worker else None
+        if unit in repeated and (of_worker or attempt != published.get(unit)):
+            causes[of_worker or noted.get(attempt) or REPEATED_AFTER[0]] += 1
+    return {
+        "count": len(repeated),
+        "lost_starts": dict(causes.most_common()),
+        "only_after": list(REPEATED_AFTER),
+    }
 
 
 def _ledger_account(session: Session[Any], run: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,10 @@ then, what the language model answered is in a cache, and all else is computed a
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,7 +29,7 @@ import numpy.typing as npt
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
-from dpray.io.files import disk_is_full, write_durably
+from dpray.io.files import disk_is_full, owners_only, write_durably
 from dpray.ledger.ledger import RunLedger
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
@@ -40,17 +41,24 @@ from dpray.types import (
     DprayError,
     InputError,
     LedgerFull,
+    LedgerUnavailable,
     OnProgress,
     Progress,
     Resumable,
     RunFailed,
 )
-from dpray.workers.cluster import class_name, is_own_failure
+from dpray.workers.cluster import cause_of, class_name, is_own_failure
 from dpray.workers.engine import BuildEngine
 from dpray.workers.engine_pool import EnginePool, on_pool
 from dpray.workers.metrics import Record, RunMetrics, no_metrics
 from dpray.workers.rows import Row, data_pieces, record_rows
 from dpray.workers.shards import Shards, Worker
+
+LOSSES = "losses.jsonl"
+"""The file in `private` that has the causes of repeats."""
+
+FAILURES = "failures.jsonl"
+"""The file in `private` that has failures which the ledger does not know yet."""
 
 P = TypeVar("P", bound=Plan)
 
@@ -114,6 +122,46 @@ class Session(Generic[P]):
     def public_generator(self, name: str) -> np.random.Generator:
         """Return a generator of public randomness, the same in every attempt at the run."""
         return generator(named_key(self.salt, name))
+
+    def note_loss(self, attempt_id: str, error: BaseException) -> None:
+        """Note why what an attempt or one of its workers had begun will begin again, for the count
+        of the report. What no note tells was interrupted."""
+        line = json.dumps({"attempt": attempt_id, "cause": cause_of(error)}) + "\n"
+        path = self.folder.private / LOSSES
+        # Such as a full disk: a loss may not become a failure by its note.
+        with suppress(OSError), open(path, "a", opener=owners_only) as file:
+            file.write(line)
+
+    def losses(self) -> dict[str, str]:
+        """Return the cause of each loss that was noted, by the attempt's or the worker's id."""
+        path = self.folder.private / LOSSES
+        lines = path.read_text().splitlines() if path.exists() else []
+        noted = (json.loads(line) for line in lines if line.endswith("}"))
+        return {each["attempt"]: each["cause"] for each in noted}
+
+    def note_failure(self, begun_by: str, reason: str) -> None:
+        """Note durably, while the ledger gives no answer, that what an attempt or a worker of this
+        id had begun has failed. `record_failures` records it when the run goes on."""
+        path = self.folder.private / FAILURES
+        before = path.read_text() if path.exists() else ""
+        line = json.dumps({"begun_by": begun_by, "reason": reason})
+        write_durably(path, f"{before}{line}\n", private=True)
+
+    def record_failures(self) -> None:
+        """Record in the ledger the failures that were noted, before anything begins again."""
+        path = self.folder.private / FAILURES
+        if not path.exists():
+            return
+        for line in path.read_text().splitlines():
+            noted = json.loads(line)
+            self.fail_unfinished([noted["begun_by"]], noted["reason"])
+        path.unlink()
+
+    def fail_unfinished(self, begun_by: Collection[str], reason: str) -> None:
+        """Record as failed what attempts or workers with these ids had begun and not published."""
+        for unit, attempt in list(self.ledger.unfinished(self.run_id)):
+            if any(attempt.startswith(each) for each in begun_by):
+                self.ledger.fail(self.run_id, unit, attempt, reason)
 
     def secret_key(self, name: str, lost: str) -> SecretKey:
         """Return the key of the secret coins of the run, or of one method in a chain, which is kept
@@ -225,8 +273,12 @@ class Session(Generic[P]):
             says_so = pays_for_repeats and isinstance(error, DprayError)
             if is_own_failure(error) and not says_so:
                 self.folder.give_room()  # the ledger may be on the same full disk
-                with suppress(AlreadyPublished):  # it may have failed just after that
+                try:
                     self.ledger.fail(charge_key, unit, self.attempt_id, class_name(error))
+                except AlreadyPublished:
+                    pass  # it failed just after that
+                except LedgerUnavailable:
+                    self.note_failure(self.attempt_id, class_name(error))
             raise
         released = self.published(unit)
         assert released is not None

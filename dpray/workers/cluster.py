@@ -16,7 +16,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
-from dpray.engines.base import may_be_repeated
+from dpray.engines.base import DeviceLost, LoadFailed, may_be_repeated
 from dpray.types import (
     BudgetRefused,
     DprayError,
@@ -194,6 +194,15 @@ def reason_to_repeat(error: BaseException) -> str | None:
     if may_be_repeated(error):
         return str(error)
     return "actors were lost" if was_lost(error) else None
+
+
+def cause_of(error: BaseException) -> str:
+    """Return what was lost by an error that `reason_to_repeat` lists, in words for a report."""
+    if isinstance(error, DeviceLost):
+        return "the loss of a device or of an engine's process"
+    if isinstance(error, LoadFailed):
+        return "an engine that could not be loaded"
+    return "the loss of a machine or of a process"
 
 
 OUTSIDE = (Resumable, InputError, BudgetRefused, LedgerError)

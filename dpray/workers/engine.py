@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from dpray.config.config import Config, EngineConfig
-from dpray.engines.base import Engine, EngineError, LoadFailed
+from dpray.engines.base import EndpointBusy, Engine, EngineError, LoadFailed
 from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import absolute_model, resolve_model
 from dpray.extras import require
@@ -91,6 +91,8 @@ def try_to_load(load: Callable[[], T]) -> T | LoadError:
         return InputError(str(error))
     except Resumable as error:
         return Resumable(str(error))
+    except EndpointBusy as error:
+        return Resumable(f"engine: {error}; try again later")
     except (DprayError, EngineError) as error:
         return LoadFailed(str(error))
     except Exception as error:

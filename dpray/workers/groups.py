@@ -24,7 +24,7 @@ import ray
 from dpray.config.config import Config
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.cluster import never_repeated, own_errors
-from dpray.workers.pool import ActorPool, RayActors, RepeatPrivate, Work
+from dpray.workers.pool import ActorPool, OnLoss, RayActors, RepeatPrivate, Work
 from dpray.workers.pool_actor import OUTCOME_SECONDS, Emit, Pieces, PoolActor
 from dpray.workers.rows import (
     ROWS,
@@ -100,9 +100,11 @@ class Groups:
         wanted: Sequence[str],
         make_worker: Callable[[], GroupWorker],
         task_size: int,
+        on_loss: OnLoss = lambda worker_id, error: None,
     ) -> Generator[list[Outcome]]:
         """Yield the outcomes of the wanted groups, in lists of about `task_size`. The first list is
-        empty: the rows are gathered. On Ray an empty list comes each second without an outcome.
+        empty: the rows are gathered. On Ray an empty list comes each second without an outcome, and
+        `on_loss` is told of each actor whose work others take over.
 
         A worker gets about `task_size` groups at a time, and asks for the next ones before it is
         done with these. On Ray this process holds the names of the groups and one list of outcomes;
@@ -112,7 +114,7 @@ class Groups:
         made; Ray's error otherwise. Groups that no other actor may take raise it at the end.
         """
         if config.runtime.uses_ray:
-            yield from self._work_on_ray(config, wanted, make_worker, task_size)
+            yield from self._work_on_ray(config, wanted, make_worker, task_size, on_loss)
             return
         members = self._members_here(config, wanted)
 
@@ -132,6 +134,7 @@ class Groups:
         wanted: Sequence[str],
         make_worker: Callable[[], GroupWorker],
         task_size: int,
+        on_loss: OnLoss,
     ) -> Generator[list[Outcome]]:
         with own_errors():
             # Before the actors start, which may take every CPU there is.
@@ -140,7 +143,7 @@ class Groups:
             yield []
             slices = cut_blocks(blocks, round(len(wanted) / (len(blocks) * task_size)))
             del blocks
-            pool = group_pool(config, make_worker, task_size)
+            pool = group_pool(config, make_worker, task_size, on_loss)
             with closing(pool.run(slices)) as steps:
                 for results in steps:
                     yield [outcome for _, outcome in results]
@@ -214,7 +217,12 @@ def block_count(tasks: int, actors: int, rows: int) -> int:
 # On Ray
 
 
-def group_pool(config: Config, make_worker: Callable[[], GroupWorker], task_size: int) -> ActorPool:
+def group_pool(
+    config: Config,
+    make_worker: Callable[[], GroupWorker],
+    task_size: int,
+    on_loss: OnLoss = lambda worker_id, error: None,
+) -> ActorPool:
     """Return a pool of `runtime.actors` actors, each with a worker that gets the groups of its
     slices about `task_size` at a time. A slice goes to another actor until `runtime.max_attempts`
     were lost with it."""
@@ -223,7 +231,8 @@ def group_pool(config: Config, make_worker: Callable[[], GroupWorker], task_size
     # Sent once, however many actors there are: it may hold a whole plan.
     shared = ray.put(partial(SliceWorker, make_worker, task_size))
     policy = RepeatPrivate(runtime.max_attempts)
-    return ActorPool(RayActors(actor, shared, task_size), policy, runtime.actors)
+    actors = RayActors(actor, shared, task_size)
+    return ActorPool(actors, policy, runtime.actors, on_loss=on_loss)
 
 
 def cut_blocks(blocks: list[Any], count: int) -> Iterator[Work]:

@@ -8,7 +8,7 @@ Later answers of a lost actor are ignored.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -91,6 +91,9 @@ class RepeatPrivate:
 
 
 # The controller
+
+OnLoss = Callable[[str, Exception], None]
+"""Is told of each actor whose work another one takes over: the worker's id, and the error."""
 
 
 class RayActors:
@@ -207,10 +210,15 @@ class ActorPool:
     with `keeps_actors` it stays for the next run, until `close`."""
 
     def __init__(
-        self, actors: RayActors, policy: LossPolicy, size: int, keeps_actors: bool = False
+        self,
+        actors: RayActors,
+        policy: LossPolicy,
+        size: int,
+        keeps_actors: bool = False,
+        on_loss: OnLoss = lambda worker_id, error: None,
     ) -> None:
         self._actors, self._policy, self._size = actors, policy, size
-        self._keeps_actors = keeps_actors
+        self._keeps_actors, self._on_loss = keeps_actors, on_loss
         self._slots: list[_ActorSlot] = []
 
     def run(self, work: Iterable[Work]) -> Generator[list[Result]]:
@@ -289,6 +297,7 @@ class ActorPool:
             if ended_for_memory(error):
                 raise EndedForMemory(frozenset(each.worker_id for each in self._slots)) from error
             raise error
+        self._on_loss(slot.worker_id, error)
         for work in slot.work:
             work.losses += 1
             if (reason := self._policy.gives_up(error, work.losses)) is None:

@@ -341,6 +341,29 @@ def test_without_a_tokenizer_the_rest_is_found(job: Job) -> None:
     assert found["records"] == 1
 
 
+def test_a_unit_that_all_records_share_is_doubted(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [note() | {"consent": True, "person": number} for number in range(3)]
+    doubt = "all records are of one unit, and a run reads no more of them than of one person"
+    found, shown = checked(job(rows, "data.unit=consent"), capsys)
+    assert found["units"]["units"] == 1 and doubt in shown
+    assert doubt not in checked(job(rows, "data.unit=person"), capsys)[1]
+
+
+def test_keys_that_differ_from_row_to_row_are_not_shown(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        note() | {"seen_by": {"Marlowe": 2}, "meta": {"ward": 1, "age": None}},
+        note() | {"seen_by": {"Vargas": 1, "Moreau": 3}, "meta": {"ward": 2, "age": 40}},
+    ]
+    for key in ("data.text=ward", "data.text=seen_by", "data.text=meta"):
+        found, shown = checked(job(rows, key), capsys)
+        assert found["refused"] and "Marlowe" not in shown + json.dumps(found)
+        assert ("meta.ward" in shown) == (key != "data.text=seen_by")
+
+
 def test_encoding_and_delimiter_are_proposed(job: Job, tmp_path: Path) -> None:
     arguments = job([])
     (tmp_path / "notes.csv").write_bytes("text,label\nGröße,a\nMarlowe,b\n".encode("cp1252"))
@@ -458,7 +481,7 @@ def test_people_are_counted_and_proposed(job: Job, capsys: pytest.CaptureFixture
     assert run_command(["check", *job(rows, "data.unit=patient")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "4 units, at most 4 records of one; data.max_records_per_unit leaves 7 records" in shown
-    assert "2 names of units differ only in case, blanks, leading zeros or Unicode" in shown
+    assert "2 names of units differ only in case, blanks, leading zeros, thousands" in shown
     assert "proposal" not in shown and NOTE not in shown
 
 

@@ -239,6 +239,19 @@ def test_python_has_the_result_without_a_file(tmp_path, without_a_model, monkeyp
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_titles_above_the_header_of_real_records(app, tmp_path, without_a_model):
+    real, made = tmp_path / "real.csv", write_jsonl(tmp_path / "made.jsonl", notes(40, 2))
+    rows = "".join(f'"{text}",{label}\n' for text, label in notes(40, 1))
+    real.write_text(f"Notes\nof a clinic\ntext,label\n{rows}")
+    files = ["--real", real, "--synthetic", made, "--out", tmp_path / "out", "--seeds", "1"]
+
+    with pytest.raises(InputError, match=r"count titles above the header in --skip-rows$"):
+        invoke(app, *files, "--text", "Notes")
+    invoke(app, *files, "--skip-rows", "2")
+    written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert sum(written["records"]["real"].values()) == 40
+
+
 def reader(text="text", schema=None, **keys):
     settings = EvaluationSettings(real="x", synthetic="y", text=text, **keys)
     return text_reader(settings, schema or {})

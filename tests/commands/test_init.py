@@ -84,6 +84,42 @@ def test_tables_and_conversations(folder: Path, capsys: pytest.CaptureFixture[st
         assert why in capsys.readouterr().err
 
 
+def test_conversations_are_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = [{"from": "human", "value": "Hi"}, {"from": "Tool", "value": "1"}]
+    (folder / "a.jsonl").write_text((json.dumps({"id": 1, "chat": said}) + "\n") * 2)
+    pq.write_table(pa.table({"id": [1], "chat": [said]}), folder / "b.parquet")
+    for file in ("a.jsonl", "b.parquet"):
+        assert run_command(["init", file, *NEEDED]) == 2
+        assert "init: needs --turns chat or --text; there are: id, chat" in capsys.readouterr().err
+        assert run_command(["init", file, *NEEDED, "--text", "chat"]) == 2
+        assert (
+            "--text: the column holds conversations; give --turns chat" in capsys.readouterr().err
+        )
+        # Without a look the usual roles are written; with it those of the rows, so that a run takes
+        # every row.
+        assert (
+            run_command(["init", file, *NEEDED, "--turns", "chat", "-o", "c.yaml", "--force"]) == 0
+        )
+        assert dpray.load("c.yaml").data.roles == ("system", "user", "assistant")
+        look = ["--turns", "chat", "--look", "-o", "c.yaml", "--force"]
+        assert run_command(["init", file, *NEEDED, *look]) == 0
+        data = dpray.load("c.yaml").data
+        assert data.roles == ("system", "user", "assistant", "Tool")
+        assert "which are private" in Path("c.yaml").read_text()
+        check_first_records(data)
+        given = NOTHING | {"public_size": 9, "epsilon": 1.0}
+        asked = starter_values(file, FileFormat(), given, False, lambda _, default: default or "")
+        assert asked["turns"] == "chat" and asked["text"] is None
+
+
+def test_a_first_part_without_bytes_has_no_header(folder: Path) -> None:
+    (folder / "parts").mkdir()
+    (folder / "parts" / "0.parquet").touch()
+    pq.write_table(pa.table({"text": ["x"]}), folder / "parts" / "1.parquet")
+    assert run_command(["init", "parts", *NEEDED, "--look"]) == 0
+    check_first_records(dpray.load("parts.yaml").data)
+
+
 def test_without_look_no_row_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # The rows are not UTF-8, and no CSV: nobody notices.
     (folder / "notes.csv").write_bytes(b'text,label\n\xff\xfe"Marlowe\n')

@@ -15,8 +15,9 @@ import dpray
 from dpray.accounting.composed_events import Composed, Parallel, SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import DiscreteLaplace, ExponentialMechanism, Gaussian
-from dpray.commands.plan import _mechanism_in_words, _person
+from dpray.commands.plan import _mechanism_in_words
 from dpray.methods.config import parse_config
+from dpray.report.tables import person_in_words
 from dpray.runs.plan import group_delta
 
 
@@ -45,7 +46,7 @@ def test_the_delta_of_a_group_is_never_too_small(epsilon: float, delta: float, n
 @pytest.mark.parametrize(
     ("unit", "words"),
     [
-        (None, "is protected record by record: (2, 3.7e-06)-DP with 2 records, no guarantee with"),
+        (None, "is protected record by record: (2, 3.8e-06)-DP with 2 records, no guarantee with"),
         ("who", "is one unit, with at most 1 of its records; further ones are left out"),
     ],
 )
@@ -57,4 +58,4 @@ def test_a_plan_says_what_the_guarantee_is_for_a_person(
             **sequences | {"privacy__epsilon": 1.0, "privacy__delta": 1e-6, "data__unit": unit}
         )
     )
-    assert words in _person(dpray.plan(config).summary())
+    assert words in person_in_words(dpray.plan(config).summary())

@@ -123,6 +123,8 @@ CHATS = {"turns": "messages"}
 
 SHAREGPT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": [{"text": "Hello"}]}]
 
+JAPANESE, TOKYO = [("text", "label"), ("雨", "東京")], {"labels": ["東京"]}
+
 RECORDS_AT = {"records": "tickets"}
 LISTS = "".join(
     json.dumps({"content": [{"data": row["text"]}], "label": row["label"]}) + "\n" for row in ROWS
@@ -145,6 +147,10 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
         for sign in (";", "\t", "|")
         for keys in ({}, {"delimiter": sign})
     ],
+    "CSV with another sign between cells, such as Hive's": [
+        (file("a.csv", csv_text(delimiter="\x01")), {"delimiter": sign})
+        for sign in ("\x01", "\\x01", "\\u0001")
+    ],
     "`.tsv`, and `.CSV` in any case": [
         (file("a.tsv", csv_text(delimiter="\t")), {}),
         (file("A.CSV", csv_text()), {}),
@@ -165,6 +171,16 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
     "another encoding, as Windows' cp1252": [
         (file("a.csv", csv_text(delimiter=";").encode("cp1252")), {"encoding": "cp1252"}),
         (file("a.jsonl", LINES.encode("cp1252")), {"encoding": "cp1252"}),
+    ],
+    "ISO-2022-JP, whose bytes are all ASCII": [
+        (
+            file("a.csv", csv_text(JAPANESE).encode("iso2022_jp")),
+            {"encoding": "iso2022_jp"} | TOKYO,
+        ),
+        (
+            file("a.jsonl", '{"text": "雨", "label": "東京"}'.encode("iso2022_jp")),
+            {"encoding": "iso2022_jp"} | TOKYO,
+        ),
     ],
     "CSV whose first line is `sep=;`": [
         (file("a.csv", f"{first}\r\n" + csv_text(delimiter=sign)), {})
@@ -237,6 +253,8 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
                 file("part-4.parquet", parquet(pa.table({}))),
                 file("part-5.arrow", stream(TABLE.slice(0, 0))),
                 file("part-6.jsonl.gz", gzip.compress(b"")),
+                file("part-7.parquet", ""),
+                file("part-8.arrow.gz", gzip.compress(b"")),
                 file("_SUCCESS", ""),
                 file(".part-0.csv.crc", "crc"),
             ),
@@ -278,6 +296,7 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
 }
 
 OTHER_RECORDS = {
+    "ISO-2022-JP, whose bytes are all ASCII": [("雨", "東京")],
     "CSV without quotes around cells": [('Der "Käse" schmeckt', "a")],
     "texts of several columns, a JSON object each": [('{"title": "x", "body": null}', "a")],
     "conversations, lists of messages": [(json.dumps(SAID), "a")],
@@ -325,6 +344,8 @@ REFUSED: dict[str, Refused] = {
     "a table of pandas by columns or rows": one(
         "a.json", '{"text": {"0": "Marlowe", "1": "x"}, "label": {"0": "a", "1": "b"}}'
     ),
+    "a list of lists, as pandas writes values": one("a.json", '[["Marlowe", "a"]]'),
+    "a list of texts": one("a.json", '["Marlowe", "x"]'),
     "a key that leads to no list": one(
         "a.json", '{"tickets": [{"text": "Marlowe"}]}', records="tikets"
     ),
@@ -332,6 +353,9 @@ REFUSED: dict[str, Refused] = {
     "a JSON array that breaks off": one("a.json", f'[{A_RECORD}, {{"text": "Marlowe'),
     "bytes that are not UTF-8": one("a.csv", csv_text().encode("cp1252")),
     "UTF-16 without a byte order mark": one("a.csv", csv_text().encode("utf-16-le")),
+    "ISO-2022-JP without its encoding": one(
+        "a.csv", csv_text(JAPANESE).encode("iso2022_jp"), labels=["東京"]
+    ),
     "a quote that never ends": one("a.csv", 'text,label\nx,a\n"Marlowe,b\n'),
     "a row with too few cells": one("a.csv", "text,label\nx,a\nMarlowe\n"),
     "a used column that is named twice": one("a.csv", "text,label,text\nx,a,Marlowe\n"),

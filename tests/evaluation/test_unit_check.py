@@ -93,3 +93,16 @@ def test_other_columns(name: str) -> None:
 def test_a_refused_row_has_no_unit() -> None:
     with pytest.raises(InputError, match=r"row 3: column 'who' has a cell without a value"):
         counted([{"text": "a", "who": who} for who in ("1", "2", "null")], unit="who")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("1,234", "1234"), ("1.234.567", "1,234,567"), ("1'234", " 1234"), ("A7", "a 7")],
+)
+def test_names_that_differ_in_form_only(one: str, other: str) -> None:
+    assert unit_name(one) != unit_name(other) and alike(one) == alike(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("1,23", "123"), ("1,234,5", "12345"), ("12", "1,2")])
+def test_other_numbers_are_not_alike(one: str, other: str) -> None:
+    assert alike(one) != alike(other)

@@ -149,7 +149,10 @@ def test_engine_that_the_pool_cannot_load_and_then_one_that_raises_once(
     assert run.counts()["starts"] == 0
     run.marker.unlink()
     report = run.with_fault("fails_once").here(capfd, cluster.address).report
-    assert run.marker.exists() and 1 <= report["batches"]["repeated"] <= 10
+    repeated = report["batches"]["repeated"]
+    assert run.marker.exists() and 1 <= repeated <= 10
+    lost_starts = {"the loss of a device or of an engine's process": repeated}
+    assert report["repeats"]["lost_starts"] == lost_starts
     run.assert_whole(report)
 
 

@@ -126,6 +126,23 @@ def test_an_encoding_that_makes_nonsense_is_doubted(tmp_path: Path) -> None:
     assert shown(likely_encodings(files, FileFormat(encoding="cp949"), [])) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("ログインできません,請求", "shift_jis"), ("ログインできません,請求", "Shift-JIS"),
+        ("ログインできません,請求", "euc_jis_2004"), ("客户无法登录", "gbk"),
+        ("客户无法登录", "GB2312"), ("無法登入帳號", "big5"), ("로그인할 수 없습니다", "euc-kr"),
+        ("Größe und Maße", "windows-1252"), ("Größe und Maße", "latin-1"),
+    ],
+)  # fmt: skip
+def test_an_encoding_that_reads_like_text_is_not_doubted(
+    tmp_path: Path, text: str, encoding: str
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes(f"text\n{text}\n".encode(encoding))
+    assert likely_encodings([str(file)], FileFormat(encoding=encoding), []) == []
+
+
 @given(st.lists(st.sampled_from(["Текст,Метка", "text,label", "内容,标签", "é"]), min_size=2))
 def test_utf_16_without_a_mark_is_known_by_its_line_ends(lines: list[str]) -> None:
     text = "\r\n".join([*lines, ""])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpray.io.public_files import public_files, read_few_shot
+from dpray.io.public_files import check_public, public_files, read_few_shot
 from dpray.types import InputError
 
 
@@ -26,10 +26,16 @@ def test_the_private_file_is_not_public_by_any_other_name(tmp_path: Path, public
         # A folder that is refused as data.path, for its link, is private nevertheless.
         with pytest.raises(InputError, match=r"^--public: .* is data\.path itself"):
             public_files(str(path), "--public", str(tmp_path))
+    for path in (private, link):
+        for named in (str(private), str(tmp_path), f"{tmp_path}/p*.jsonl"):
+            with pytest.raises(InputError, match=r"^method\.vocabulary: .* is data\.path itself"):
+                check_public(str(path), "method.vocabulary", named)
     link.unlink()
     with pytest.raises(InputError, match=r"^--public: .* is data\.path itself"):
         public_files(str(tmp_path), "--public", str(private))
     assert public_files(str(public), "--public", str(private)) == [str(public)]
+    check_public(str(public), "method.vocabulary", str(private))
+    check_public(f"{tmp_path}/nothing", "method.vocabulary", str(private))
     # A plan does not need the private data to be here.
     assert public_files(str(public), "--public", f"{tmp_path}/elsewhere/*.jsonl") == [str(public)]
 

@@ -54,7 +54,11 @@ def a_report(**changes):
             "reservation": "run-5f1c9a",
         },
         "records": 1412,
-        "repeats": {"count": 2, "only_after": ["an interruption", "the loss of a machine"]},
+        "repeats": {
+            "count": 2,
+            "lost_starts": {"the loss of a machine": 3, "an interruption": 1},
+            "only_after": ["an interruption", "the loss of a machine"],
+        },
         "method": {
             "name": "private_prediction",
             "batches": "disjoint",

@@ -61,6 +61,7 @@ STATED = (
     "published 31",
     "run-5f1c9a",
     "Begun more than once: 2, only after an interruption, the loss of a machine.",
+    "Lost starts: 3 by the loss of a machine; 1 by an interruption.",
     "made by private prediction",
     "batch size 255 private tokens 2,600",
     "1,412 synthetic records",
@@ -82,6 +83,20 @@ def test_the_guarantee_is_given_in_words_and_in_symbols():
     assert "at most 73.11 % of the time" in text
     assert "at most 88.11 % of the time" in Visible(page(epsilon=2.0021)).text  # 88.1018
     assert "Pr[ M ( D ) ∈ S ] ≤ e ε · Pr[ M ( D′ ) ∈ S ] + δ" in text
+
+
+def test_the_page_says_what_a_person_with_several_records_has():
+    persons = [
+        {"records": 2, "epsilon": 7.9753, "delta": 5.4e-5},
+        {"records": 49, "epsilon": 195.4, "delta": 1.0},
+    ]
+    of_records = Visible(page(persons=persons)).text
+    assert (
+        "is protected record by record: (7.976, 5.4e-05)-DP with 2 records, no guarantee"
+        in of_records
+    )
+    of_units = Visible(page(persons=[])).text
+    assert "is one unit, with at most 3 of its records; further ones are left out" in of_units
 
 
 def test_bounds_are_rounded_up():

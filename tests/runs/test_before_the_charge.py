@@ -17,7 +17,9 @@ from dpray.engines.schema.schema import Form, read_schema
 from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
-from dpray.types import Budget, InputError
+from dpray.methods.registry import make_plan
+from dpray.types import Budget, DprayError, InputError
+from tests.engines.api_server import running_server
 from tests.engines.bag_of_words import BagOfWords
 
 
@@ -129,3 +131,50 @@ def test_what_the_plan_could_not_see_is_seen_by_the_engine(
     form = Form(read_schema(schema), config.engine.model, "")
     with pytest.raises(InputError, match=r"^method\.max_tokens: no text of method\.schema"):
         replace(plan, form=form).try_engine(engine)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        (KPS, "vocabulary"),
+        (KPS, "template"),
+        (KPS, "few_shot"),
+        (TEXTS, "template"),
+        ({"method": {"name": "private_prediction"}}, "template"),
+        ({"method": {"name": "private_prediction"}}, "schema"),
+    ],
+)
+def test_no_public_file_is_the_private_one(
+    settings: Callable[..., dict[str, Any]], tmp_path: Path, changes: dict[str, Any], key: str
+) -> None:
+    (tmp_path / "words.txt").write_text("cough\n")
+    (tmp_path / "part.json").write_text('{"rows": [{"text": "Marlowe"}]}')
+    (tmp_path / "link.json").symlink_to("part.json")
+    vocabulary = {"vocabulary": str(tmp_path / "words.txt")} if changes is KPS else {}
+    method = changes["method"] | vocabulary | {key: str(tmp_path / "link.json")}
+    chained = {"name": "chain", "methods": [{"name": "topics", "public": "x", "topics": 2}, method]}
+    for each in (method, chained)[: 1 + (key == "schema")]:
+        with pytest.raises(
+            InputError, match=rf"^method\.{key}: .* is data\.path itself"
+        ) as refused:
+            make_plan(parse_config(settings(method=each, data__path=f"{tmp_path}/p*.json")))
+        assert "Marlowe" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("status", "code"), [(429, 4), (503, 4), (401, 2), (404, 2), (400, 2)])
+def test_an_endpoint_that_is_busy_may_be_asked_again(
+    settings: Callable[..., dict[str, Any]], status: int, code: int
+) -> None:
+    with running_server() as server:
+        server.faults = [status] * 99
+        engine = {"kind": "openai", "model": "m", "base_url": server.url, "attempts": 2}
+        config = parse_config(settings(**TEXTS, engine=engine))
+        with closing(Ledger.create_or_open(config.privacy.ledger)) as ledger:
+            ledger.create_dataset("notes", Budget(100, 1e-3), "record", "add_or_remove_one")
+            with pytest.raises(DprayError, match=f"HTTP status {status}") as refused:
+                methods.run(config)
+            assert ledger.account("notes").spent.epsilon == 0
+        assert len(server.requests) == (2 if code == 4 else 1)
+    assert refused.value.exit_code == code
+    words = "; try again later; nothing was charged; the same command begins again"
+    assert str(refused.value).endswith(words if code == 4 else "; nothing was charged")

@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.registry import make_plan
+from dpray.runs.failures import release_with_repeats
 from dpray.runs.folder import ReleaseFolder
-from dpray.runs.session import Session
+from dpray.runs.session import FAILURES, Session
 from dpray.types import (
     Budget,
     DprayError,
@@ -224,6 +226,34 @@ def test_a_mechanism_that_raised_on_ray_is_never_repeated(config: Callable[..., 
         assert dict(session.ledger.failed("run"))["counts"][1] == "KeyError"
         with pytest.raises(DprayError, match=r"counts failed with KeyError.* never repeated"):
             session.publish_once("counts", dict)
+
+
+@pytest.mark.parametrize("fault", [KeyError("Marlowe"), DprayError("an engine actor failed")])
+def test_a_failure_is_recorded_once_the_ledger_answers_again(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    """Otherwise what failed by itself would be drawn again: that it failed is an answer, too."""
+
+    def gone(*_: Any, **__: Any) -> Any:
+        raise LedgerUnavailable("the ledger gives no answer")
+
+    with session_of(config()) as session:
+        noted = session.folder.private / FAILURES
+        with monkeypatch.context() as patch:
+
+            def draw() -> Any:
+                patch.setattr(Ledger, "write", gone)
+                patch.setattr(Ledger, "read", gone)
+                raise fault
+
+            with pytest.raises(DprayError) as ended:
+                release_with_repeats(iter([session]), lambda s: s.publish_once("counts", draw))
+        assert "Marlowe" not in f"{ended.value}{noted.read_text()}"
+        assert fault is ended.value or "it is never repeated" in str(ended.value)
+        again = replace(session, attempt_id="b" * 32)
+        with pytest.raises(RunFailed, match=f"counts failed with {type(fault).__name__}"):
+            release_with_repeats(iter([again]), lambda s: s.publish_once("counts", dict))
+        assert not noted.exists()
 
 
 REPEATED = [

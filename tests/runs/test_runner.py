@@ -20,6 +20,7 @@ from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
 from dpray.runs import runner, session
 from dpray.runs.privacy_report import NOT_COVERED, REPEATED_AFTER
+from dpray.runs.session import LOSSES
 from dpray.types import Budget, InputError, LedgerError, Resumable
 from dpray.workers import cluster
 
@@ -171,9 +172,26 @@ def test_lost_batches_are_repeated_at_no_further_cost(
     lose_after(1)
     report = release(run)
     assert [report["batches"][key] for key in ("published", "repeated")] == [12, 4]
-    assert report["repeats"] == {"count": 4, "only_after": list(REPEATED_AFTER)}
+    lost_starts = {"the loss of a machine or of a process": 4}
+    only_after = list(REPEATED_AFTER)
+    assert report["repeats"] == {
+        "count": 4, "lost_starts": lost_starts, "only_after": only_after
+    }  # fmt: skip
     assert_once(run, report)
     assert ledger_of(run).account("notes").spent.epsilon == report["epsilon"]
+
+
+def test_a_start_that_is_lost_without_a_note_was_interrupted(
+    config: Callable[..., Config], lose_after: Callable[..., None], tmp_path: Path
+) -> None:
+    run = config(runtime__max_attempts=1)
+    lose_after(1)
+    with pytest.raises(Resumable):
+        release(run)
+    noted = Path(run.output.path) / "private" / LOSSES
+    assert "Marlowe" not in noted.read_text()
+    noted.unlink()
+    assert release(run)["repeats"]["lost_starts"] == {"an interruption of the run": 4}
 
 
 def test_a_run_that_keeps_losing_can_be_resumed_with_the_same_records(

@@ -37,6 +37,54 @@ def lines(path: Path, *rows: Any) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+TABLE = "text,label,n\n" + "Marlowe,a,1\n"
+REST = 'Marlowe,a,1\n"two\nlines",b,2\n' * 5000
+
+
+@pytest.mark.parametrize(
+    ("total", "why"),
+    [
+        ("Total,10000\n", "too few; correct the row, or remove it if it is a total"),
+        ("Total,,10000", "label is not one of data.labels; if the row is a total, remove it"),
+        ('"Total","","10,000"\r\n\r\n', "label is not one of data.labels; if the row is a total"),
+        (",,10000\n", "the text is empty .*; if the row is a total"),
+        ('Total,a,"10000\n', "not valid CSV"),
+        ("\xff,a,1\n", "the bytes are not valid UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("rest", ["", REST])
+def test_a_total_below_a_table_is_refused_before_the_charge(
+    tmp_path: Path, total: str, why: str, rest: str
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes((TABLE + rest + total).encode("latin-1"))
+    place = "the last row" if rest else "row 2"
+    with pytest.raises(InputError, match=rf"^a\.csv, {place}: .*{why}") as refused:
+        check_first_records(data(file))
+    assert "Marlowe" not in str(refused.value) and "Total" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("last", "keys"),
+    [
+        ("Marlowe,b,3\n\n", {}),
+        ("Marlowe,b,3", {"encoding": "cp1252"}),
+        ('"Marlowe\nMarlowe,x,y\nMarlowe",b,3\n', {}),
+        # The end of a cell, though it looks like a row.
+        ('"Marlowe\n,"",""",b,3\n', {}),
+        (' ,b,3\n', {"empty": "skip"}),
+        ("Märlowe,b,3\n", {"encoding": "utf-16"}),
+    ],
+)  # fmt: skip
+def test_a_last_row_that_is_a_record_or_cannot_be_told_is_none(
+    tmp_path: Path, last: str, keys: dict[str, Any]
+) -> None:
+    (tmp_path / "a.csv").write_bytes((TABLE + REST + last).encode(keys.get("encoding", "utf-8")))
+    found = data(tmp_path / "a.csv", **keys)
+    check_first_records(found)
+    assert len([*record_rows(data_pieces(found)[0], found)]) == 10_002 - ("empty" in keys)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

@@ -172,6 +172,14 @@ def test_an_actor_ends_when_there_is_no_work_for_it() -> None:
     assert actors.living() == 0
 
 
+def test_each_actor_whose_work_others_take_over_is_told() -> None:
+    told: list[tuple[str, Exception]] = []
+    actors = Dummies({"b": [LOST]})
+    pool = ActorPool(actors, PRIVATE, 1, on_loss=lambda *loss: told.append(loss))
+    assert sorted(name for lot in pool.run(work("a b")) for name, _ in lot) == ["a", "b"]
+    assert told == [("attempt 0", LOST)]
+
+
 def test_an_actor_that_is_kept_does_the_next_run() -> None:
     actors = Dummies()
     pool = ActorPool(actors, PUBLIC, 2, keeps_actors=True)

@@ -16,7 +16,7 @@ from dpray.engines.base import Engine
 from dpray.engines.requests import Request, try_request
 from dpray.engines.schema.forms import schema_for
 from dpray.engines.schema.schema import Schema
-from dpray.io.public_files import read_terms
+from dpray.io.public_files import check_public, read_terms
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.monte_carlo import Target, votes_target
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
@@ -137,6 +137,7 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
 
 def prompts_of(config: Config, settings: AugPeSettings) -> VariationPrompts:
     """Load the template and the public terms that it shows. Raises InputError if one is wrong."""
+    check_public(settings.template, "method.template", config.data.path)
     prompts = load_variation_prompts(settings.template, settings.variation, config.data.proportions)
     return prompts.showing(read_terms(settings.terms, config.data.label_names, config.data.path))
 

@@ -19,7 +19,7 @@ from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.requests import Request, try_request
 from dpray.engines.schema.forms import schema_for
 from dpray.engines.schema.schema import Schema
-from dpray.io.public_files import read_few_shot
+from dpray.io.public_files import check_public, read_few_shot
 from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
@@ -137,6 +137,8 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     if settings.noise == "gaussian" and privacy.delta == 0:
         raise InputError("privacy.delta: must be above 0 for method.noise gaussian")
     few_shot = read_few_shot(settings.few_shot, settings.few_shot_examples, config.data.path)
+    for key in ("template", "vocabulary"):
+        check_public(getattr(settings, key), f"method.{key}", config.data.path)
     prompts = load_keyphrase_prompts(settings.template, settings.document_type, few_shot)
     labels = privacy.epsilon_labels if config.data.label_proportions == "measured" else 0.0
     epsilon_vocabulary, epsilon_kde, whole = settings.epsilons(privacy.epsilon, labels)

@@ -12,7 +12,7 @@ from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.schema.schema import Form
 from dpray.engines.text import TextCodec
-from dpray.io.public_files import FewShot, read_few_shot, read_terms
+from dpray.io.public_files import FewShot, check_public, read_few_shot, read_terms
 from dpray.io.template_file import Template, TextKey, read_template
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.types import InputError, Prompt
@@ -103,6 +103,7 @@ def template_of(config: Config, settings: PrivatePredictionSettings) -> PromptTe
     """Load the template, with the public texts and terms that it shows. Raises InputError for a
     wrong one."""
     few_shot = read_few_shot(settings.few_shot, settings.few_shot_examples, config.data.path)
+    check_public(settings.template, "method.template", config.data.path)
     template = load_template(settings.template, few_shot)
     return template.showing(read_terms(settings.terms, config.data.label_names, config.data.path))
 

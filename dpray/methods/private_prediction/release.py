@@ -117,7 +117,8 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
     )
     size = task_size(session.config.runtime, session.plan.disjoint, len(batches))
     seconds = 0.0 if session.in_process else SECONDS_PER_PART
-    with closing(batches_of(session.plan, key).work(session.config, batches, make, size)) as lots:
+    groups, lost = batches_of(session.plan, key), session.note_loss
+    with closing(groups.work(session.config, batches, make, size, lost)) as lots:
         yield next(lots)
         yield from batched_within(lots, BATCHES_PER_PART, seconds)
 
