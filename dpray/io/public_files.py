@@ -11,6 +11,7 @@ from typing import Any
 
 from dpray.io.columns import Label, is_empty, label_name, match_label, text_of
 from dpray.io.file_list import identity, list_files
+from dpray.io.files import names_cloud
 from dpray.io.formats import Where
 from dpray.io.records import read_rows
 from dpray.types import InputError
@@ -30,8 +31,10 @@ def public_files(path: str, key: str, private: str) -> list[str]:
 
 def check_public(file: str, key: str, private: str) -> None:
     """Raise InputError that names `key` if a local file, such as a vocabulary or a template, is one
-    of the files of `private`. A file that is not there raises nothing here: reading it does."""
-    if os.path.exists(file):
+    of the files of `private`. A file that is not there raises nothing here: reading it does. None
+    is in a cloud, which is not asked."""
+    is_local = not names_cloud(private) or private.startswith("file://")
+    if is_local and os.path.exists(file):
         _refuse_private([file], file, key, private)
 
 

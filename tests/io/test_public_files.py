@@ -40,6 +40,21 @@ def test_the_private_file_is_not_public_by_any_other_name(tmp_path: Path, public
     assert public_files(str(public), "--public", f"{tmp_path}/elsewhere/*.jsonl") == [str(public)]
 
 
+def test_no_cloud_is_asked_for_a_local_file(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "dpray.io.public_files.list_files", lambda path, **_: asked.append(path) or []
+    )
+    for private in (
+        "s3://bucket/notes/",
+        "hf://name",
+        f"file://{public.parent}",
+        str(public.parent),
+    ):
+        check_public(str(public), "method.vocabulary", private)
+    assert asked == [f"file://{public.parent}", str(public.parent)]
+
+
 def test_examples_are_read_by_label(public: Path) -> None:
     few_shot = read_few_shot(str(public), 2, "/nowhere")
     assert few_shot.of_label("x") == ["a", "c"]
