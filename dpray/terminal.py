@@ -1,10 +1,15 @@
-"""The terminal of all commands: a console that prints strings literally, tables, a progress bar."""
+"""The terminal of all commands: a console that prints strings literally, tables, a progress bar,
+and plain lines in place of the bar if there is no terminal."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -66,12 +71,81 @@ def titled_table(
     return table
 
 
+QUIET_SECONDS, LINE_SECONDS = 10.0, 30.0
+"""A log has no line in the first seconds, so that a short command prints only its result; then one
+at each change of activity, and one after so many seconds without a line."""
+
+
+class ProgressLog:
+    """Writes lines about a long command for the log of a job, with public quantities only."""
+
+    def __init__(
+        self, write: Callable[[str], None], activity: str = "", *, as_json: bool = False
+    ) -> None:
+        self._write, self._as_json = write, as_json
+        self._began = self._moved = monotonic()
+        self._due = self._began + QUIET_SECONDS
+        self._shown, self._now = "", Progress(activity)
+        self._ended, self._lock = threading.Event(), threading.Lock()
+
+    def show(self, progress: Progress) -> None:
+        """Take the present progress: a new activity is written at once."""
+        with self._lock:
+            before, self._now = self._now, progress
+            if (before.activity, before.completed) != (progress.activity, progress.completed):
+                self._moved = monotonic()
+            if progress.activity != self._shown and monotonic() >= self._began + QUIET_SECONDS:
+                self._write_line()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Write what is due while the block runs."""
+        thread = threading.Thread(target=self._write_due, name="dpray-log", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join()
+
+    def _write_due(self) -> None:
+        while not self._ended.wait(max(0.0, self._due - monotonic())):
+            with self._lock:
+                if monotonic() >= self._due:
+                    self._write_line()
+
+    def _write_line(self) -> None:
+        time, now = monotonic(), self._now
+        self._shown, self._due = now.activity, time + LINE_SECONDS
+        elapsed, still = int(time - self._began), time - self._moved
+        if self._as_json:
+            self._write(
+                json.dumps({"seconds": elapsed, **vars(now), "seconds_since_part": int(still)})
+            )
+            return
+        done = f" {now.completed:,}" if now.completed or now.total else ""
+        parts = [f"{now.activity}{done}{f' of {now.total:,}' if now.total else ''}", now.detail]
+        parts += [f"the last part {still:.0f} s ago"] if still >= LINE_SECONDS else []
+        self._write(f"{timedelta(seconds=elapsed)} {'; '.join(filter(None, parts))}")
+
+
 @contextmanager
-def progress_bar(activity: str = "", *, transient: bool = True) -> Iterator[OnProgress]:
+def progress_bar(
+    activity: str = "", *, transient: bool = True, as_json: bool = False
+) -> Iterator[OnProgress]:
     """Draw a progress bar of public quantities on stderr while the block runs. Yields the function
-    that moves it, for use as `on_progress`. There is no bar if stderr is no terminal; a `transient`
-    bar is erased at the end."""
+    that moves it, for use as `on_progress`. A `transient` bar is erased at the end. If stderr is no
+    terminal, a `ProgressLog` writes lines there, with `as_json` a JSON object in each."""
     console = Terminal(stderr=True)
+    if not console.is_terminal:
+
+        def write(line: str) -> None:
+            print(printable(line), file=console.file, flush=True)
+
+        log = ProgressLog(write, activity, as_json=as_json)
+        with log.running():
+            yield log.show
+        return
     bar = Bar(
         TextColumn("{task.fields[activity]}", markup=False),
         BarColumn(),
@@ -79,7 +153,6 @@ def progress_bar(activity: str = "", *, transient: bool = True) -> Iterator[OnPr
         TextColumn("{task.fields[detail]}", markup=False),
         TimeElapsedColumn(),
         console=console,
-        disable=not console.is_terminal,
         transient=transient,
     )
     with bar:

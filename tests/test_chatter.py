@@ -47,7 +47,8 @@ runtime: {{ray_address: none}}
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["llm_calls"] == 2
-    assert done.stderr == ""
+    # Without a terminal, a long run has lines of its own (tests/test_terminal.py).
+    assert [line for line in done.stderr.splitlines() if not line.startswith("{")] == []
 
 
 def test_errors_of_libraries_are_kept() -> None:

@@ -82,7 +82,7 @@ def demo(
         f"{config.data.public_size} {chosen.description}, engine {config.engine.kind}. "
         "The texts play the private data.",
     )
-    report = run_with_progress(config)
+    report = run_with_progress(config, as_json)
     evaluation = _evaluation(config, folder / chosen.texts, out)
     from dpray.report.page import write_report
 

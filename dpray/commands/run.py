@@ -23,16 +23,16 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 
     with telling_charge(None):
         loaded = dpray.load(config, *overrides or [])
-    report = run_with_progress(loaded)
+    report = run_with_progress(loaded, as_json)
     if as_json:
         typer.echo(json.dumps(report | {"output": loaded.output.path}))
     else:
         show_run(report, Path(loaded.output.path), Terminal())
 
 
-def run_with_progress(config: Config) -> dict[str, Any]:
-    """Run the configuration with a progress bar of public quantities."""
-    with progress_bar("starting", transient=False) as on_progress:
+def run_with_progress(config: Config, as_json: bool = False) -> dict[str, Any]:
+    """Run the configuration with a progress bar of public quantities, or their lines in a log."""
+    with progress_bar("starting", transient=False, as_json=as_json) as on_progress:
         return dpray.run(config, on_progress).report
 
 
