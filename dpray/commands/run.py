@@ -44,9 +44,9 @@ def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
         console.note("NOT PRIVATE", "bold", "no noise was added; nothing of it may be released")
     else:
         console.print(
-            f"Spent: ({report['epsilon']:.4f}, {report['delta']:g})-DP, "
-            f"{add_or_remove(report['privacy_unit'])}; left on "
-            f"'{report['ledger']['dataset']}': eps {report['ledger']['left']['epsilon']:.4g}, "
+            f"Spent: epsilon {report['epsilon']:.4f}, delta {report['delta']:g} "
+            f"({add_or_remove(report['privacy_unit'])}); left on "
+            f"'{report['ledger']['dataset']}': epsilon {report['ledger']['left']['epsilon']:.4g}, "
             f"delta {report['ledger']['left']['delta']:.3g}",
             soft_wrap=True,
         )
@@ -54,9 +54,9 @@ def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
         what = "ledger" if report["ledger"].get("made_by_this_run") else ""
         if report["ledger"].get("budget_by_this_run"):
             budget = report["ledger"]["budget"]
-            what = f"{what or 'data set'} with a budget of eps {budget['epsilon']:g}"
+            what = f"{what or 'data set'} with a budget of epsilon {budget['epsilon']:g}"
         if what:
-            words = f"A new {what} was made: it knows of no other release of this data"
+            words = f"A new {what} was made; releases of this data elsewhere are not counted in it"
             console.print(words, soft_wrap=True)
     files = ["synthetic.jsonl", "privacy_report.html"]
     if table := report.get("table"):
@@ -75,7 +75,7 @@ def _how(report: dict[str, Any]) -> str:
         words = made.format_map(batches)
     if (tokens := report.get("tokens")) and tokens["total"]:
         share = tokens["private"] / tokens["total"]
-        words += f"; {share:.0%} of {tokens['total']} tokens are private"
+        words += f"; {share:.0%} of {tokens['total']} tokens drew on private texts, with noise"
     if calls := report.get("calls"):
         words += (
             f" from {calls['calls']} calls of the language model "
