@@ -13,6 +13,9 @@ from typing import Any
 
 from dpray.types import InputError
 
+QUANTISATION = ("quantization_config", "compression_config")
+"""The keys of a configuration that say how a model is quantised."""
+
 WEIGHTS_ALONE = {"awq", "gptq", "hqq", "mxfp4"}
 """Methods that quantise weights, or activations by small blocks of a row."""
 
@@ -33,7 +36,7 @@ def refuse_shared_scales(model: str) -> None:
             f"engine.model: cannot read a configuration from {model} ({type(error).__name__})"
         ) from None
     for part in parts:
-        for key in ("quantization_config", "compression_config"):
+        for key in QUANTISATION:
             found = getattr(part, key, None)
             if found and not works_by_rows(found):
                 raise InputError(
