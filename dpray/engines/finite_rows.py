@@ -26,18 +26,23 @@ class FiniteRows:
         # 0, or NaN once a row was not finite.
         self._past_S = torch.zeros(rows, device=device)
 
-    def highest(
-        self, logits_SV: torch.Tensor, rows: slice | list[int] = slice(None)
+    def remember(
+        self, highest_S: torch.Tensor, rows: slice | list[int] = slice(None)
     ) -> torch.Tensor:
-        """Return the highest logit of each of these `rows`, float32, of shape (S,): NaN for a row
-        that is not finite, or once was not in this text."""
-        top_S = highest(logits_SV)
-        self._past_S[rows] += top_S - top_S
-        return top_S + self._past_S[rows]
+        """Return the `highest` logit of each of these `rows` at this position, and NaN also for a
+        row that once was not finite in this text."""
+        past_S = self._past_S[rows] + (highest_S - highest_S)  # 0 or NaN, as above
+        self._past_S[rows] = past_S
+        return highest_S + past_S
 
 
 def highest(logits_SV: torch.Tensor) -> torch.Tensor:
     """Return each row's highest logit, float32, of shape (S,); NaN if it is infinite, or any logit
-    of the row is NaN."""
+    of the row is NaN.
+
+    A maximum that is finite says of every logit of its row that it is a number and below infinity:
+    it is NaN if any is NaN, +inf if any is, and -inf only if all are. Some of -inf leave a row
+    finite: such a token is masked. Every float16 and bfloat16 is a float32, so none overflows here.
+    """
     top_S = logits_SV.amax(dim=-1).float()
     return top_S + (top_S - top_S)  # x - x is 0, or NaN if x is not finite

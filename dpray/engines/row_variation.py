@@ -49,6 +49,9 @@ LARGEST_SHARE = 0.05
 """The rounding of all rows of a batch together moves its average by at most this share of what one
 record moves it. On a GPU in float32, where a row moves by 2e-4, that is s 255 with c 2."""
 
+QUANTISATION = ("quantization_config", "compression_config")
+"""The keys of a configuration that say how a model is quantised."""
+
 WEIGHTS_ALONE = {"awq", "gptq", "hqq", "mxfp4"}
 """Methods that quantise weights, or activations by small blocks of a row."""
 
@@ -217,7 +220,7 @@ def refuse_shared_scales(model: str) -> None:
             f"engine.model: cannot read a configuration from {model} ({type(error).__name__})"
         ) from None
     for part in parts:
-        for key in ("quantization_config", "compression_config"):
+        for key in QUANTISATION:
             found = getattr(part, key, None)
             if found and not works_by_rows(found):
                 raise InputError(

@@ -37,7 +37,7 @@ from dpray.engines.base import (
     select_token,
     selector_error,
 )
-from dpray.engines.finite_rows import FiniteRows
+from dpray.engines.finite_rows import FiniteRows, highest
 from dpray.engines.float32 import without_tf32
 from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
@@ -366,10 +366,11 @@ class TransformersEngine(TextCodec):
                 added = prefill(self._model, longer, self._device).logits
                 with _selecting():
                     its_rows = slice(done, done := done + len(part))
-                    selector.add(added, finite.highest(added, its_rows), public[0])
+                    highest_S = finite.remember(highest(added), its_rows)
+                    selector.add(added, highest_S, public[0])
             with _selecting():
                 private_SV = torch.cat([*private, public[:0]])
-                highest_S = finite.highest(private_SV, slice(len(kept)))
+                highest_S = finite.remember(highest(private_SV), slice(len(kept)))
                 token = select_token(selector, private_SV, public[0], highest_S)
             if token is None:
                 break

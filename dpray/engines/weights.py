@@ -13,10 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+)
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils.hub import cached_file
 
+from dpray.engines.base import EngineError
+from dpray.engines.row_variation import QUANTISATION
 from dpray.engines.silence import silence_models
 from dpray.types import InputError
 
@@ -41,17 +48,29 @@ def load_whole(folder: str, dtype: str) -> Any:
     return model
 
 
-def check_weights(folder: str) -> None:
-    """Raise InputError as `load_whole` does, for an engine that loads the model by itself. What
-    transformers does not load, or would quantise, is left to that engine."""
+def check_weights(folder: str, *, values: bool = True) -> None:
+    """Raise InputError as `load_whole` does, for an engine that loads the model by itself, and
+    EngineError if the files are damaged. Names and shapes take the files' headers alone; without
+    `values`, nothing else is read.
+
+    Unchecked are models that transformers loads in no such way: one that is quantised, whose files
+    hold other numbers than its own, and one of an architecture that it has no causal language model
+    for. Their engine still refuses files that lack a weight, if it looks for that.
+    """
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or any(
+        getattr(config, key, None) for key in QUANTISATION
+    ):
+        return
     try:
-        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        if getattr(config, "quantization_config", None) is None:
+        if values:
             load_whole(folder, "auto")
+        else:
+            with_all_weights(AutoModelForCausalLM, folder, device_map="meta")
     except InputError:
         raise
-    except Exception:
-        return
+    except Exception as error:  # damaged files raise errors of many classes
+        raise EngineError(f"cannot load {folder} ({type(error).__name__})") from error
 
 
 def check_embedder(model: Any, folder: str) -> None:

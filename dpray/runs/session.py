@@ -48,7 +48,7 @@ from dpray.types import (
     RunFailed,
 )
 from dpray.workers.cluster import cause_of, class_name, is_own_failure
-from dpray.workers.engine import BuildEngine
+from dpray.workers.engine import BuildEngine, after_trial
 from dpray.workers.engine_pool import EnginePool, on_pool
 from dpray.workers.metrics import Record, RunMetrics, no_metrics
 from dpray.workers.rows import Row, data_pieces, record_rows
@@ -341,7 +341,7 @@ class Session(Generic[P]):
     @property
     def load_engine(self) -> Callable[[], Engine]:
         """Return the function that builds the run's engine; it can be sent to an actor."""
-        return self.plan.loader(self.build)
+        return self.plan.loader(after_trial(self.build))
 
     def take_engine(self) -> Engine:
         """Return the engine that was loaded before the charge, and from the second call on a new
@@ -378,11 +378,10 @@ class Session(Generic[P]):
 
     def _generator(self, config: Config | None) -> TextGenerator:
         config = config or self.config
+        is_tried = config.engine == self.config.engine
         if on_pool(config):
-            return EnginePool(config, self.build)
-        if config.engine == self.config.engine:
-            return self.take_engine()
-        return self.build(config.engine)
+            return EnginePool(config, after_trial(self.build) if is_tried else self.build)
+        return self.take_engine() if is_tried else self.build(config.engine)
 
     @cached_property
     def _calls(self) -> CallCache:

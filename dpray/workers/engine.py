@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from dpray.config.config import Config, EngineConfig
@@ -42,11 +43,16 @@ def with_absolute_model(config: EngineConfig) -> EngineConfig:
 
 
 def build_engine(
-    config: EngineConfig, *, public_alone: bool | None = None, group: tuple[int, int] = (0, 0)
+    config: EngineConfig,
+    *,
+    public_alone: bool | None = None,
+    group: tuple[int, int] = (0, 0),
+    tried: bool = False,
 ) -> Engine:
     """Build the engine of this section. An engine that decodes groups of private rows needs
     `public_alone`: whether a public row's logits restrict the tokens (see `VllmEngine`). `group`
-    has the rows of a group of usual size and the tokens of each.
+    has the rows of a group of usual size and the tokens of each. If the same model was `tried`
+    before the charge, vLLM reads no weight a second time to see whether it is finite.
 
     Raises InputError for a model folder that does not exist, and for a model whose rows depend on
     each other, by what they are quantised with or by a state that it keeps; EngineError if the
@@ -71,11 +77,20 @@ def build_engine(
 
         private = public_alone is not None
         return VllmEngine(
-            config, private_rows=private, public_alone=bool(public_alone), group=group
+            config,
+            private_rows=private,
+            public_alone=bool(public_alone),
+            group=group,
+            tried=tried,
         )
     from dpray.engines.transformers import TransformersEngine
 
     return TransformersEngine(config, group=group)
+
+
+def after_trial(build: BuildEngine) -> BuildEngine:
+    """Return the function that builds a run's engines after the first one was tried."""
+    return partial(build, tried=True) if build is build_engine else build
 
 
 def try_to_load(load: Callable[[], T]) -> T | LoadError:

@@ -38,9 +38,9 @@ def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     original = LockstepProcessor._draw
 
-    def counted(self: LockstepProcessor, group: Any, logits: Any) -> Any:
+    def counted(self: LockstepProcessor, group: Any, *logits: Any) -> Any:
         seen.append(len(group.indices) - 1)
-        return original(self, group, logits)
+        return original(self, group, *logits)
 
     monkeypatch.setattr(LockstepProcessor, "_draw", counted)
     return seen

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dpray.engines.weights import check_weights
 from dpray.methods.dp_sgd.training.model import load_loss
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.types import InputError
+from dpray.workers.engine import after_trial, build_engine
 from tests.engines.test_adapters import cache, with_adapters  # noqa: F401 (a fixture)
 from tests.engines.tiny_model import make_model
 
@@ -37,8 +39,10 @@ def a_loss(folder: str) -> Any:
     return load_loss(folder, TrainingSettings(tuning="lora"))
 
 
+HEADERS = "vllm, tried before"
 LOADERS: dict[str, Callable[[str], Any]] = {
     "transformers": a_model, "vllm": check_weights, "dp_sgd": a_loss,
+    HEADERS: partial(check_weights, values=False),
 }  # fmt: skip
 
 
@@ -95,22 +99,25 @@ REFUSED: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "a bias": (also("model.layers.0.self_attn.q_proj.bias", 16), r"no place for: .*q_proj\.bias"),
     "adapters": (also("model.layers.0.mlp.up_proj.lora_A.default", 2, 16), r"no place .*lora_A"),
     "another shape": (also(NORM, 3), r"another shape than .*: model\.norm\.weight;"),
-    "no number": (also(NORM, 16, value=torch.nan), r"not finite: some weights of model\.norm"),
-    "infinity": (also(NORM, 16, value=-torch.inf), r"not finite: some weights of model\.norm"),
 }  # fmt: skip
 
+NOT_FINITE: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
+    "no number": (also(NORM, 16, value=torch.nan), r"not finite: some weights of model\.norm"),
+    "infinity": (also(NORM, 16, value=-torch.inf), r"not finite: some weights of model\.norm"),
+}
 
-@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
-@pytest.mark.parametrize(("tensors", "why"), REFUSED.values(), ids=REFUSED)
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("kind", [*REFUSED, *NOT_FINITE])
 def test_a_model_that_is_not_whole_is_refused_by_name(
-    changed: Callable[..., str],
-    load: Callable[[str], Any],
-    tensors: Callable[[Tensors], Tensors],
-    why: str,
-    capfd: pytest.CaptureFixture[str],
+    changed: Callable[..., str], loader: str, kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    (tensors, why), load = (REFUSED | NOT_FINITE)[kind], LOADERS[loader]
     folder = changed(tensors)
     capfd.readouterr()
+    if loader == HEADERS and kind in NOT_FINITE:
+        load(folder)  # no value was read
+        return
     with pytest.raises(InputError, match=rf"^engine\.model: .*{why}") as refused:
         load(folder)
     assert str(refused.value).isprintable() and len(str(refused.value)) < 1000
@@ -193,13 +200,38 @@ def test_a_weight_that_a_narrow_type_cannot_hold_is_not_finite(changed: Callable
         load_model(folder, "float16", torch.device("cpu"))
 
 
-def test_damaged_files_are_left_to_the_engine_that_reads_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loader", sorted({*LOADERS} - {"dp_sgd"}))
+def test_damaged_files_are_refused_as_they_are_read(tmp_path: Path, loader: str) -> None:
     folder = make_model(tmp_path, hidden=16, intermediate=16)
     file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:1000])
-    check_weights(str(folder))
-    with pytest.raises(EngineError, match=r"cannot load .* \(SafetensorError\)"):
-        a_model(str(folder))
+    whole = file.read_bytes()
+    for left in (whole[:1000], whole[:-1000], None):
+        if left is None:
+            file.unlink()
+        else:
+            file.write_bytes(left)
+        with pytest.raises(EngineError, match=r"cannot load .* \((SafetensorError|OSError)\)"):
+            LOADERS[loader](str(folder))
+
+
+def test_a_model_is_unchecked_only_if_transformers_loads_it_in_no_such_way(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, hidden=16, intermediate=16)
+    (folder / "model.safetensors").unlink()
+    file = folder / "config.json"
+    known = json.loads(file.read_text())
+    for unchecked in (
+        known | {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        known | {"compression_config": {"quant_method": "compressed-tensors"}},
+        {"model_type": "t5"},
+    ):
+        file.write_text(json.dumps(unchecked))
+        for values in (True, False):
+            check_weights(str(folder), values=values)
+    for checked in (known, known | {"quantization_config": None}):
+        file.write_text(json.dumps(checked))
+        for values in (True, False):
+            with pytest.raises(EngineError, match=r"cannot load .* \(OSError\)"):
+                check_weights(str(folder), values=values)
 
 
 def test_adapters_are_not_merged_into_half_a_model(tmp_path: Path) -> None:
@@ -246,10 +278,16 @@ def test_an_embedder_is_whole_up_to_the_head_that_it_does_not_use(
 @pytest.mark.slow
 def test_vllm_takes_no_model_without_a_layer(tmp_path: Path, vllm_installed: None) -> None:
     from dpray.config.sections import EngineConfig
-    from dpray.engines.vllm.engine import VllmEngine
 
     folder = make_model(tmp_path)
     file = folder / "model.safetensors"
-    save_file(without("layers.1.")(load_file(file)), file, metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"^engine\.model: .*lacks weights, .*model\.layers\.1\."):
-        VllmEngine(EngineConfig(model=str(folder), max_num_seqs=4, kv_cache_gib=0.25))
+    whole = load_file(file)
+    config = EngineConfig(model=str(folder), max_num_seqs=4, kv_cache_gib=0.25)
+    save_file(without("layers.1.")(whole), file, metadata={"format": "pt"})
+    for build in (build_engine, after_trial(build_engine)):
+        with pytest.raises(InputError, match=r"^engine\.model: .*lacks weights, .*layers\.1\."):
+            build(config)
+    # The trial looks at all values, for the run.
+    save_file(whole | {"lm_head.weight": torch.full((512, 64), torch.nan)}, file, {"format": "pt"})
+    with pytest.raises(InputError, match=r"^engine\.model: .*not finite: .*lm_head\.weight"):
+        build_engine(config)

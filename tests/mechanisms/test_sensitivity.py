@@ -272,10 +272,10 @@ def test_a_row_that_was_not_finite_once_adds_0_from_there_on(
         alive -= {row for row in range(5) if not np.isfinite(rows[row].max())}
         kept = z[sorted(alive)]
         expected = sums(kept, highest(kept))
-        assert torch.equal(sums(z, whole.highest(z)), expected)
+        assert torch.equal(sums(z, whole.remember(highest(z))), expected)
         later, first = list(range(cut, 5))[::-1], slice(0, cut)
-        in_parts = sums(z[later], parts.highest(z[later], later))
-        in_parts += sums(z[first], parts.highest(z[first], first))
+        in_parts = sums(z[later], parts.remember(highest(z[later]), later))
+        in_parts += sums(z[first], parts.remember(highest(z[first]), first))
         assert torch.equal(in_parts, expected)
 
 

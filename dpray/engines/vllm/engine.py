@@ -36,7 +36,8 @@ class VllmEngine(VllmModel):
     on each other are taken if vLLM has them (`VLLM_BATCH_INVARIANT`: NVIDIA GPUs of compute
     capability 8.0 or higher). `public_alone` says that a public row's logits decide which tokens
     may be drawn, or from which rows: they may not share a forward pass with private rows, and
-    without such kernels a second copy of the model computes them.
+    without such kernels a second copy of the model computes them. The values of a model that was
+    `tried` before are not looked at again.
     """
 
     def rows_at_once(self, tokens: int) -> int:

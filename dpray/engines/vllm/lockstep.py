@@ -46,7 +46,7 @@ from dpray.engines.base import (
     failure_name,
     select_tokens,
 )
-from dpray.engines.finite_rows import FiniteRows
+from dpray.engines.finite_rows import FiniteRows, highest
 from dpray.engines.float32 import without_tf32
 from dpray.engines.transformers import PublicPass, Rows, load_model
 
@@ -121,7 +121,8 @@ class _PartedGroup(_Text):
         assert self.public is not None
         try:
             part = logits[list(new.values())]
-            self.selector.add(part, self.finite.highest(part, list(new)), self.public)
+            highest_S = self.finite.remember(highest(part), list(new))
+            self.selector.add(part, highest_S, self.public)
         except Exception as error:
             self.note(error)
         self.added.update(new)
@@ -216,16 +217,18 @@ class LockstepProcessor(LogitsProcessor):
         for group in self._present:
             if group.fate == "running" and not self._is_whole(group):
                 group.fate = "broken"
-        self._draw_tokens([each for each in self._present if each.fate == "running"], logits)
+        highest_N = highest(logits)
+        running = [each for each in self._present if each.fate == "running"]
+        self._draw_tokens(running, logits, highest_N)
         forced = [
             group.tokens[-1] if group.fate == "running" else group.eos
             for group in self._present
             for _ in group.indices
         ]
-        # The rows are decoded greedily. Any number may stand in a row, so all of it is overwritten.
-        rows = slice(None) if len(self._rows) == len(logits) else self._rows  # in half the time
-        all_logits[rows] = -torch.inf
-        all_logits[self._rows, torch.tensor(forced, device=self.device)] = 0.0
+        # The rows are decoded greedily, so one infinite logit forces a token. In a row that is not
+        # finite it might not be the first highest: all of it is overwritten.
+        all_logits[self._rows[highest_N[self._rows].isnan()]] = -torch.inf
+        all_logits[self._rows, torch.tensor(forced, device=self.device)] = torch.inf
         return all_logits
 
     def _add_parts(self, group: _PartedGroup, places: dict[int, int], logits: torch.Tensor) -> None:
@@ -239,10 +242,12 @@ class LockstepProcessor(LogitsProcessor):
             group.public = self.public_pass.logits(group.public_row, group.tokens)
         group.add(whole, logits)
 
-    def _draw_tokens(self, groups: list[_Group], logits: torch.Tensor) -> None:
+    def _draw_tokens(
+        self, groups: list[_Group], logits: torch.Tensor, highest_N: torch.Tensor
+    ) -> None:
         drawn: Sequence[Any]
         try:
-            drawn = select_tokens([self._draw(group, logits) for group in groups])
+            drawn = select_tokens([self._draw(group, logits, highest_N) for group in groups])
         except Exception as error:  # the device's, which does not say whose
             drawn = [error] * len(groups)
         for group, token in zip(groups, drawn, strict=True):
@@ -256,7 +261,9 @@ class LockstepProcessor(LogitsProcessor):
             and group.same_history()
         )
 
-    def _draw(self, group: _Group, logits: torch.Tensor) -> Waiting[int | None]:
+    def _draw(
+        self, group: _Group, logits: torch.Tensor, highest_N: torch.Tensor
+    ) -> Waiting[int | None]:
         if group.selector is None:
             assert group.spec is not None
             group.selector = group.spec.build()
@@ -266,9 +273,8 @@ class LockstepProcessor(LogitsProcessor):
             public_V = logits[group.indices[-1]]
         else:
             public_V = self.public_pass.logits(group.public_row, group.tokens)
-        private_SV = logits[group.private]
-        highest_S = group.finite.highest(private_SV)
-        return (yield from group.selector.select(private_SV, highest_S, public_V))
+        highest_S = group.finite.remember(highest_N[group.private])
+        return (yield from group.selector.select(logits[group.private], highest_S, public_V))
 
 
 def zero_blocks(caches: Sequence[torch.Tensor], blocks: Sequence[int]) -> None:

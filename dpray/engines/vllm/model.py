@@ -99,6 +99,7 @@ class VllmModel(TextCodec):
         private_rows: bool = False,
         public_alone: bool = False,
         group: tuple[int, int] = (0, 0),
+        tried: bool = False,
     ) -> None:
         model = resolve_model(config.model)
         super().__init__(model, config.max_model_len)
@@ -106,7 +107,7 @@ class VllmModel(TextCodec):
         # Imported late: plans import this module, and need no torch.
         from dpray.engines.weights import check_weights
 
-        check_weights(model)
+        check_weights(model, values=not tried)
         invariant = private_rows and take_invariant_kernels(vllm)
         second_copy = public_alone and not invariant
         self.shares_public_pass = not second_copy

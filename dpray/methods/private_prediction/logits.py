@@ -122,8 +122,8 @@ def _clipped_sum(
     for rows, columns in tiles(logits_SK):
         steps = logits_SK[rows, columns].float() - shift_S1[rows]
         cut_to_grid_(steps.sub_(base_K[columns]), GRID).clamp_(-most, most)
-        # A row that is not finite has the highest logit NaN: all of it becomes 0.
-        total_K[columns] += steps.nan_to_num_(nan=0.0).sum(dim=0, dtype=torch.float64)
+        # A row that is not finite has the highest logit NaN: all of it is NaN, and counts as 0.
+        total_K[columns] += steps.nansum(dim=0, dtype=torch.float64)
     return total_K / GRID
 
 
@@ -139,8 +139,8 @@ def probability_sum(logits_SV: torch.Tensor, highest_S: torch.Tensor) -> torch.T
     for steps_RV, total_R1 in row_blocks(logits_SV, highest_S[:, None]):
         scale_R1 = (PROBABILITY_GRID * ROUNDING_ROOM / total_R1).float()
         for _, columns in tiles(steps_RV):
-            probabilities = steps_RV[:, columns].mul_(scale_R1).floor_().nan_to_num_(nan=0.0)
-            sum_V[columns] += probabilities.sum(dim=0, dtype=torch.float64)
+            probabilities = steps_RV[:, columns].mul_(scale_R1).floor_()
+            sum_V[columns] += probabilities.nansum(dim=0, dtype=torch.float64)
     return sum_V
 
 
@@ -269,10 +269,9 @@ def even_if_not_finite(logits_public_V: torch.Tensor) -> torch.Tensor:
     overflows at. One of -inf becomes the lowest: it may be the only one that a schema allows, or
     that is no copy. There is a token to draw at every position: no draw decides that a text fails.
     """
-    import torch
-
-    least_V = logits_public_V.clamp(min=torch.finfo(logits_public_V.dtype).min)
-    return least_V.where(highest(logits_public_V).isfinite(), 0.0)
+    top = highest(logits_public_V)
+    # 0 is added to all of them, or NaN. The lowest number is what `nan_to_num_` makes of -inf.
+    return (logits_public_V + (top - top)).nan_to_num_(nan=0.0)
 
 
 def candidate_set(
