@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -14,7 +14,7 @@ from dpray.mechanisms.labels import common_shares
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan, make_plan, with_batches
 from dpray.methods.private_prediction.prompts import template_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
-from dpray.runs.plan import Choice, Signal
+from dpray.runs.plan import Choice, Signal, is_within_epsilon
 from dpray.types import InputError
 
 CLIP_BOUNDS = (10.0, 5.0, 3.0, 2.0, 1.0)
@@ -44,13 +44,15 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
             refused.append(error)
             return None
 
-    enough = (each for each in candidates if affords(replace(base, settings=each), wanted))
-    best = next(filter(None, map(plan_of, enough)), None)
-    if best is None:
-        # A smaller clip costs less whatever the batches are.
-        least = min(each.clip_bound for each in candidates)
-        cheapest = (plan_of(each) for each in candidates if each.clip_bound == least)
-        best = max(filter(None, cheapest), key=lambda plan: plan.whole_texts, default=None)
+    def pays(each: PrivatePredictionSettings, texts: int) -> bool:
+        return affords(replace(base, settings=each), texts)
+
+    # A smaller clip costs less whatever the batches are.
+    least = min(each.clip_bound for each in candidates)
+    cheapest = [each for each in candidates if each.clip_bound == least]
+    tried = candidates if any(pays(each, wanted) for each in cheapest) else []
+    best = next(filter(None, (plan_of(each) for each in tried if pays(each, wanted))), None)
+    best = best or _most(cheapest, pays, plan_of)
     if best is None:
         raise refused[0]
     chosen, affordable = best.settings, max([best.whole_texts, *best.texts_affordable.values()])
@@ -60,6 +62,22 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
         affordable = make_plan(config, without_limit).whole_texts
     signal = Signal(affordable, records, "whole texts that epsilon pays for")
     return Choice(best, signal, (_reason(settings, best, records),))
+
+
+def _most(
+    cheapest: Sequence[PrivatePredictionSettings],
+    pays: Callable[[PrivatePredictionSettings, int], bool],
+    plan_of: Callable[[PrivatePredictionSettings], PrivatePredictionPlan | None],
+) -> PrivatePredictionPlan | None:
+    """Return the first plan of those that afford most. Larger batches usually afford more: they are
+    planned first, so that one cost rules out most of the others."""
+    best: PrivatePredictionPlan | None = None
+    for each in reversed(cheapest):
+        if pays(each, 1 if best is None else best.whole_texts):
+            best = plan_of(each) or best
+    # What is affordable may be less than a whole text.
+    plans = [best] if best is not None else filter(None, map(plan_of, cheapest))
+    return max(plans, key=lambda plan: plan.whole_texts, default=None)
 
 
 def _reason(settings: PrivatePredictionSettings, best: PrivatePredictionPlan, records: int) -> str:
@@ -91,7 +109,7 @@ def affords(base: PrivatePredictionPlan, texts: int) -> bool:
             settings = settings.model_copy(update={"private_tokens": tokens})
         with suppress(InputError):
             plan = with_batches(replace(base, settings=settings))
-            if plan.whole_texts >= texts and plan.cost.epsilon <= base.config.privacy.epsilon:
+            if plan.whole_texts >= texts and is_within_epsilon(plan):
                 return True
     return False
 

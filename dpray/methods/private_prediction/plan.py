@@ -22,7 +22,7 @@ from dpray.mechanisms.labels import common_shares
 from dpray.methods.private_prediction.affordable import (
     BatchMemory,
     affordable_batch_size,
-    codec_of,
+    codec_at_hand,
     largest_affordable,
     longest_frame,
     text_room,
@@ -36,7 +36,7 @@ from dpray.methods.private_prediction.prompts import (
 )
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
-from dpray.runs.plan import Plan, Reads, TokenLimit, label_histogram
+from dpray.runs.plan import Plan, Reads, TokenLimit, is_within_epsilon, label_histogram
 from dpray.types import InputError
 
 MOST = 10_000_000
@@ -336,7 +336,7 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
         engine = config.engine.model_copy(update={"dtype": "float32"})
         config = config.model_copy(update={"engine": engine})
     template = template_of(config, settings)
-    labels, codec = config.data.proportions, codec_of(config.engine)
+    labels, codec = config.data.proportions, codec_at_hand(config.engine)
     size, memory = affordable_batch_size(settings, config.engine, template, labels, codec)
     form, forced, free = form_of(config, settings, template), 0, None
     if form is not None and codec is not None:
@@ -425,7 +425,7 @@ def _affordable(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
         return poisson(settings.texts)
     if settings.max_records is not None:
         wanted = poisson(settings.max_records)
-        if wanted.cost.epsilon <= base.config.privacy.epsilon:
+        if is_within_epsilon(wanted):
             return wanted
     what = f"one Poisson batch of {tokens} private tokens of each label"
     return largest_affordable(poisson, MOST, what)
