@@ -91,7 +91,7 @@ def _root(version: Annotated[bool, _Version] = False) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     interrupt_on_sigterm()
-    sys.exit(run_command(arguments))
+    sys.exit(run_command(arguments, alone=True))
 
 
 def interrupt_on_sigterm() -> None:
@@ -99,12 +99,14 @@ def interrupt_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def run_command(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit code."""
+def run_command(arguments: list[str] | None = None, *, alone: bool = False) -> int:
+    """Run the command line; return the exit code. `alone` says that the process ends with the
+    command."""
     for name, level in LEVELS.items():
         os.environ.setdefault(name, level)
     try:
-        result = typer.main.get_command(app)(args=arguments, standalone_mode=False)
+        command = typer.main.get_command(app)
+        result = command(args=arguments, standalone_mode=False, obj={"alone": alone})
     except (Exception, KeyboardInterrupt) as error:
         return show_error(error)
     return result if isinstance(result, int) else 0

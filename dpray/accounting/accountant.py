@@ -76,6 +76,25 @@ def cost(event: Event, delta: float) -> Cost:
     return Cost(table[bound], delta, bound)
 
 
+MARGIN = 1.01
+"""The grids of a whole and of a part differ: their costs are compared with this factor to spare."""
+
+
+def is_affordable(event: Event, delta: float, epsilon: float) -> bool:
+    """Return whether `cost(event, delta)` is at most `epsilon`, without the cost if less decides:
+    one part that costs more, or a bound that costs no composition."""
+    part = event.heaviest_part()
+    if part != event and cost(part, delta).epsilon > MARGIN * epsilon:
+        return False
+    return _quick_epsilon(event, delta) <= epsilon or cost(event, delta).epsilon <= epsilon
+
+
+def _quick_epsilon(event: Event, delta: float) -> float:
+    """Return the smallest of the bounds that compose no distribution."""
+    quick = zcdp_epsilon(event.zcdp_rho(), delta), event.pure_epsilon(), _rdp_epsilon(event, delta)
+    return min(math.inf if math.isnan(epsilon) else epsilon for epsilon in quick)
+
+
 def bounds(event: Event, delta: float) -> dict[str, float]:
     """Return the epsilon of every bound at `delta`, by name; `inf` if a bound does not apply."""
     check_delta(delta)
@@ -229,30 +248,80 @@ class _Search:
         """Return log(cost / target), clipped: positive if the value costs too much."""
         if value not in self.epsilons:
             self.epsilons[value] = cost(self.make_event(value), self.delta).epsilon
-        ratio = self.epsilons[value] / self.epsilon
+        return self._gap(self.epsilons[value])
+
+    def _gap(self, epsilon: float) -> float:
+        ratio = epsilon / self.epsilon
         return min(math.log(ratio), 50.0) if ratio > 0 else -50.0
 
+    def part_gap(self, value: float) -> float:
+        """Return `gap` of the part that is expected to cost most, which is never above it."""
+        return self._gap(cost(self.make_event(value).heaviest_part(), self.delta).epsilon)
+
+    def is_valid(self, value: float) -> bool:
+        if value in self.epsilons:
+            return self.gap(value) <= 0
+        return is_affordable(self.make_event(value), self.delta, self.epsilon)
+
     def walk(self, tight: float, safe: float, integer: bool) -> tuple[float, float]:
-        """Step by factors of two from the expensive end; return the first valid value and the
-        invalid one before it. A cost at that end is fast to compute, because it needs no PLD."""
-        value = tight
-        while value != safe:
-            invalid, value = value, value * 2 if safe > tight else value / 2
-            value = min(value, safe) if safe > tight else max(value, safe)
-            value = math.floor(value) if integer else value
-            if self.gap(value) <= 0:
-                return value, invalid
-        raise ValueError(
-            f"no value from {min(safe, tight):g} to {max(safe, tight):g} reaches epsilon "
-            f"{self.epsilon:g} at delta {self.delta:g}: {safe:g} still costs "
-            f"{self.epsilons[safe]:g}"
-        )
+        """Return the first valid one of the values from the expensive end by factors of two, and
+        the invalid one before it. It is looked for near the first that a quick bound finds valid.
+        """
+        values = [tight]
+        while values[-1] != safe:
+            value = min(values[-1] * 2, safe) if safe > tight else max(values[-1] / 2, safe)
+            values.append(math.floor(value) if integer else value)
+
+        def is_quickly_valid(value: float) -> bool:
+            part = self.make_event(value).heaviest_part()
+            return _quick_epsilon(part, self.delta) <= self.epsilon
+
+        last = len(values) - 1
+        place = next((i for i in range(1, last) if is_quickly_valid(values[i])), last)
+        while not self.is_valid(values[place]):
+            if place == last:
+                raise ValueError(
+                    f"no value from {min(safe, tight):g} to {max(safe, tight):g} reaches epsilon "
+                    f"{self.epsilon:g} at delta {self.delta:g}: {safe:g} still costs "
+                    f"{cost(self.make_event(safe), self.delta).epsilon:g}"
+                )
+            place += 1
+        while place > 1 and self.is_valid(values[place - 1]):
+            place -= 1
+        return values[place], values[place - 1]
 
     def integers(self, valid: float, invalid: float) -> float:
-        while abs(invalid - valid) > 1:
-            middle = (int(valid) + int(invalid)) // 2
-            valid, invalid = (middle, invalid) if self.gap(middle) <= 0 else (valid, middle)
-        return valid
+        """Find the last valid number by the part that costs most, and then by the whole."""
+        event = self.make_event(valid)
+        if event.heaviest_part() != event and self.part_gap(invalid) > 0:
+            last, next_one = self._neighbours(valid, invalid, self.part_gap)
+            if self.gap(last) > 0:
+                invalid = last
+            elif self.gap(next_one) > 0:
+                return last
+            else:
+                valid = next_one
+        return self._neighbours(valid, invalid, self.gap)[0]
+
+    def _neighbours(
+        self, valid: float, invalid: float, gap: Callable[[float], float]
+    ) -> tuple[int, int]:
+        """Return two neighbours, of which the first is valid: by false position of the logarithms,
+        in which an end that stays loses half of its weight (the Illinois rule)."""
+        ends = [int(valid), int(invalid)]
+        gaps = [gap(ends[0]), gap(ends[1])]
+        moved = None
+        while abs(ends[1] - ends[0]) > 1:
+            share = gaps[0] / (gaps[0] - gaps[1])
+            found = round(math.exp((1 - share) * math.log(ends[0]) + share * math.log(ends[1])))
+            middle = min(max(found, min(ends) + 1), max(ends) - 1)
+            value = gap(middle)
+            end = 0 if value <= 0 else 1
+            ends[end], gaps[end] = middle, value
+            if moved == end:
+                gaps[1 - end] /= 2
+            moved = end
+        return ends[0], ends[1]
 
     def reals(self, valid: float, invalid: float) -> float:
         """Interpolate, then bisect the interval that is left: a kink in the cost may have misled

@@ -59,6 +59,9 @@ class SelfComposed(_Sequential):
     count: int
     name: ClassVar[str] = "self_composed"
 
+    def heaviest_part(self) -> Event:
+        return SelfComposed(self.event.heaviest_part(), self.count)
+
     def terms(self) -> Counter[Event]:
         return Counter({event: self.count * n for event, n in self.event.terms().items()})
 
@@ -69,6 +72,9 @@ class Composed(_Sequential):
 
     events: tuple[Event, ...]
     name: ClassVar[str] = "composed"
+
+    def heaviest_part(self) -> Event:
+        return Composed(tuple(event.heaviest_part() for event in self.events))
 
     def terms(self) -> Counter[Event]:
         total: Counter[Event] = Counter()
@@ -94,6 +100,10 @@ class Parallel(Event):
         """Return the events in parallel; a single event if all are equal."""
         different = tuple(dict.fromkeys(events))
         return different[0] if len(different) == 1 else Parallel(different)
+
+    def heaviest_part(self) -> Event:
+        heaviest = max(self.events, key=lambda event: (event.zcdp_rho(), event.pure_epsilon()))
+        return heaviest.heaviest_part()
 
     def pure_epsilon(self) -> float:
         return max(event.pure_epsilon() for event in self.events)

@@ -12,6 +12,8 @@ import typer
 from rich.table import Table
 
 import dpray
+from dpray.engines import text
+from dpray.engines.kv_cache import may_have_gpu
 from dpray.engines.model_path import is_at_hand
 from dpray.io.yaml_text import dump_yaml
 from dpray.report.tables import person_in_words
@@ -33,6 +35,7 @@ PublicFile = Annotated[
 
 
 def plan(
+    context: typer.Context,
     config: ConfigFile,
     overrides: Overrides = None,
     compare: Annotated[
@@ -54,6 +57,9 @@ def plan(
 ) -> None:
     """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
     loaded = dpray.load(config, *overrides or [])
+    # The parameters of a model for a GPU are counted by torch.
+    on_gpu = loaded.engine.gpu_memory_gib is not None or may_have_gpu()
+    text.LOADS_NO_MODEL = (context.obj or {}).get("alone", False) and not on_gpu
     if compare or loaded.method.name == "auto":
         _compare(loaded, write, as_json)
         return

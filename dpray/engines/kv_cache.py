@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ def gpu_memory(config: EngineConfig) -> int | None:
     this machine's first; None without either."""
     if config.gpu_memory_gib is not None:
         return int(config.gpu_memory_gib * GIB)
-    if not is_installed("torch"):  # a laptop that only plans
+    if not (may_have_gpu() and is_installed("torch")):  # a laptop that only plans
         return None
     import torch
 
@@ -55,6 +57,16 @@ def gpu_memory(config: EngineConfig) -> int | None:
         return None
     memory: int = torch.cuda.get_device_properties(0).total_memory
     return memory
+
+
+def may_have_gpu() -> bool:
+    """Return whether this machine has a driver of GPUs, which torch would need to see one. Unlike
+    torch, this takes no seconds."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return os.path.exists("/dev/kfd")  # AMD
+    return True
 
 
 def gpu_cache_bytes(config: EngineConfig, text_config: Any) -> int | None:

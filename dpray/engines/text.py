@@ -4,8 +4,10 @@ the same text, in vLLM and in transformers."""
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Collection, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from dpray.engines.base import (
@@ -39,7 +41,7 @@ class TextCodec:
     """
 
     def __init__(self, model: str, max_model_len: int | None) -> None:
-        # Imported late: `AutoTokenizer` imports torch, and takes four seconds.
+        # Imported late: `AutoTokenizer` takes four seconds, because it imports torch.
         from transformers import AutoConfig, AutoTokenizer
 
         silence_models()
@@ -307,6 +309,44 @@ class TextCodec:
     @cached_property
     def _longest_token(self) -> int:
         return max(map(len, self.tokenizer.get_vocab()))
+
+
+LOADS_NO_MODEL = False
+"""Whether this process loads no model, as that of `dpray plan`. It sets this itself, and tokenizers
+are then read without torch."""
+
+
+def codec_of(model: str, max_model_len: int | None) -> TextCodec:
+    """Return the codec of a configured model. Its files are read once as long as they stay the
+    same: a comparison of methods asks for them a dozen times."""
+    folder = resolve_model(model)
+    if LOADS_NO_MODEL:
+        _do_without_torch()
+    if not os.path.isdir(folder):  # a name on a hub
+        return TextCodec(folder, max_model_len)
+    files = sorted((file.name, file.stat().st_mtime_ns) for file in os.scandir(folder))
+    return _codec_of_folder(folder, max_model_len, tuple(files))
+
+
+@lru_cache(maxsize=2)
+def _codec_of_folder(
+    folder: str, max_model_len: int | None, files: tuple[tuple[str, int], ...]
+) -> TextCodec:
+    return TextCodec(folder, max_model_len)
+
+
+def _do_without_torch() -> None:
+    """Let transformers take torch for not installed, unless it is imported already. It then reads
+    tokenizers and configurations in one second, not in four, and cannot load a model."""
+    if "torch" in sys.modules:
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # so that `find_spec` finds none
+    try:
+        from transformers.utils.import_utils import is_torch_available
+
+        is_torch_available()  # it remembers its answer
+    finally:
+        del sys.modules["torch"]  # other libraries may need it
 
 
 def has_chat_template(model: str) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dpray.accounting.accountant import Cost, calibrate, cost
+from dpray.accounting.accountant import Cost, calibrate, cost, is_affordable
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.config.config import Config
@@ -31,6 +31,8 @@ Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
 the mean negative log-likelihood per token of each text."""
 
 P = TypeVar("P", bound="Plan")
+
+C = TypeVar("C")
 
 
 @dataclass(frozen=True)
@@ -176,16 +178,38 @@ class Choice:
     reasons: tuple[str, ...]
 
 
-def first_enough(plans: Iterable[P], signal_of: Callable[[P], Signal]) -> tuple[P, Signal]:
-    """Return the first plan whose signal is enough, with its signal; if there is none, the plan
-    with the strongest one. Plans after it are not made."""
-    tried: list[tuple[P, Signal]] = []
-    for plan in plans:
-        signal = signal_of(plan)
-        if signal.is_enough:
-            return plan, signal
-        tried.append((plan, signal))
-    return max(tried, key=lambda one: one[1].value)
+def first_enough(
+    plan_of: Callable[[C, float | None], P],
+    candidates: Sequence[C],
+    signal_of: Callable[[P], Signal],
+    bracket: tuple[float, float] | None,
+) -> tuple[P, Signal]:
+    """Return the first candidate's plan whose signal is enough, with its signal; if there is none,
+    the plan with the strongest one.
+
+    `plan_of` makes a candidate's plan with a noise multiplier, by default with the least one of
+    `bracket` that epsilon allows. The signal is inversely proportional to the noise, so one cost
+    tells whether epsilon allows the largest noise at which it is enough; the least noise takes a
+    dozen costs. The first candidate needs most noise. The last one needs least, and has the
+    strongest signal. Without a `bracket` the noise is set, and every plan is made.
+    """
+    if bracket is None:
+        plans = (plan_of(candidate, None) for candidate in candidates)
+        tried = [(plan, signal_of(plan)) for plan in plans]
+        enough = (one for one in tried if one[1].is_enough)
+        return next(enough, max(tried, key=lambda one: one[1].value))
+    least, most = bracket
+    if not is_within_epsilon(plan_of(candidates[0], most)):
+        candidates = candidates[:1]  # making its plan says that no noise is enough
+    for candidate in candidates:
+        signal = signal_of(plan_of(candidate, 1.0))
+        noise = min(signal.value / signal.enough, most)
+        if noise >= least and is_within_epsilon(plan_of(candidate, noise)):
+            plan = plan_of(candidate, None)
+            if (signal := signal_of(plan)).is_enough:
+                return plan, signal
+    plan = plan_of(candidate, None)
+    return plan, signal_of(plan)
 
 
 TUNED_WITHOUT_NOISE = (
@@ -278,6 +302,12 @@ def _mechanism(event: Event, count: int, delta: float) -> dict[str, Any]:
             "zcdp_rho": rho if math.isfinite(rho) else None,
         },
     }
+
+
+def is_within_epsilon(plan: Plan) -> bool:
+    """Return whether the plan costs at most `privacy.epsilon`, where possible without its cost."""
+    privacy = plan.config.privacy
+    return is_affordable(plan.dp_event, privacy.delta, privacy.epsilon)
 
 
 def within_epsilon(plan: P, noise_multiplier: float) -> P:

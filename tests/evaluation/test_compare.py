@@ -12,18 +12,69 @@ import pytest
 import yaml
 
 import dpray
+from dpray.accounting import accountant
+from dpray.accounting.event import Event
 from dpray.cli import run_command
+from dpray.engines import text
+from dpray.engines.text import TextCodec
 from dpray.evaluation.compare import METHODS, Answer, answer, compare
 from dpray.methods.config import parse_config
 from dpray.methods.registry import make_plan
 from dpray.types import InputError
 
+LABELS = [f"label {number}" for number in range(12)]
 COUNTS = {f"word{rank}": 2**12 // (rank + 1) for rank in range(400)}
 
 
 @pytest.fixture
 def tree(auto_settings: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     return partial(auto_settings, COUNTS, 40)
+
+
+@pytest.fixture
+def composed(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+    """The plans whose privacy loss distributions are composed."""
+    events: list[Event] = []
+
+    def counted(event: Event) -> Any:
+        events.append(event)
+        return compose(event)
+
+    compose = accountant._composed_pld.__wrapped__
+    monkeypatch.setattr(accountant, "_composed_pld", counted)
+    accountant.cost.cache_clear()
+    return events
+
+
+@pytest.mark.parametrize(
+    ("most", "most_parallel", "changed"),
+    [
+        (75, 0, {"privacy__epsilon": 0.1}),
+        (75, 8, {"data__labels": LABELS, "data__max_records_per_unit": 12, "data__unit": "who"}),
+    ],
+    ids=["no signal is enough", "a person with many labels"],
+)
+def test_a_comparison_composes_few_distributions_and_reads_the_tokenizer_once(
+    tree: Callable[..., dict[str, Any]],
+    composed: list[Event],
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    most_parallel: int,
+    changed: dict[str, Any],
+) -> None:
+    read: list[str] = []
+    begin = TextCodec.__init__
+
+    def counted(self: TextCodec, model: str, max_model_len: int | None) -> None:
+        read.append(model)
+        begin(self, model, max_model_len)
+
+    monkeypatch.setattr(TextCodec, "__init__", counted)
+    text._codec_of_folder.cache_clear()
+    compare(parse_config(tree(**changed)))
+    assert len(composed) <= most
+    assert len([event for event in composed if event.heaviest_part() != event]) <= most_parallel
+    assert len(read) <= 1
 
 
 @pytest.fixture

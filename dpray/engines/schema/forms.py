@@ -9,30 +9,25 @@ from typing import Any
 import numpy as np
 
 from dpray.config.sections import EngineConfig
-from dpray.engines.model_path import is_at_hand, resolve_model
+from dpray.engines.model_path import is_at_hand
 from dpray.engines.schema.schema import Form, Schema, read_schema
 from dpray.engines.schema.token_mask import TokenMask, Vocabulary, first_mask
-from dpray.engines.text import TextCodec
+from dpray.engines.text import codec_of
 from dpray.types import InputError
 
 MOST_BEGINNINGS = 2_000
 """A schema whose texts have more beginnings counts as one of infinitely many texts."""
 
 
-@cache
-def _codec(model: str) -> TextCodec:
-    return TextCodec(resolve_model(model), None)
-
-
 def vocabulary(model: str, size: int | None = None) -> Vocabulary:
     """Return the vocabulary of a model with logits of length `size`, by default of as many tokens
     as it can read."""
-    return _vocabulary(model, size or _codec(model).readable)
+    return _vocabulary(model, size or codec_of(model, None).readable)
 
 
 @cache
 def _vocabulary(model: str, size: int) -> Vocabulary:
-    return _codec(model).vocabulary(size)
+    return codec_of(model, None).vocabulary(size)
 
 
 def forced_tokens(form: Form, max_tokens: int) -> int:

@@ -117,6 +117,13 @@ class AugPePlan(Plan):
 def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
     """Resolve everything that is null. Raises InputError if the keys together cost more than
     `privacy.epsilon`."""
+    plan = with_noise(config, settings)
+    return plan if plan.votes is None else within_epsilon(plan, plan.noise_multiplier)
+
+
+def with_noise(config: Config, settings: AugPeSettings, noise: float | None = None) -> AugPePlan:
+    """Return the plan with a noise multiplier that `settings` leave open, or the least one that
+    `privacy.epsilon` allows."""
     proportions, k = config.data.proportions, config.data.max_records_per_unit
     prompts = prompts_of(config, settings)
 
@@ -128,11 +135,11 @@ def make_plan(config: Config, settings: AugPeSettings) -> AugPePlan:
         return SelfComposed(votes(z).dp_event, settings.iterations)
 
     schema = schema_for(settings.schema, config.engine, settings.max_tokens)
-    z = resolved_noise_multiplier(config, settings.noise_multiplier, event, NOISE_MULTIPLIERS)
-    if z is None:
-        return AugPePlan(config, proportions, settings, None, prompts, schema)
-    plan = AugPePlan(config, proportions, settings, votes(z), prompts, schema)
-    return within_epsilon(plan, z)
+    if noise is None:
+        given = settings.noise_multiplier
+        noise = resolved_noise_multiplier(config, given, event, NOISE_MULTIPLIERS)
+    histogram = None if noise is None else votes(noise)
+    return AugPePlan(config, proportions, settings, histogram, prompts, schema)
 
 
 def prompts_of(config: Config, settings: AugPeSettings) -> VariationPrompts:
@@ -154,13 +161,23 @@ def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
     given = settings.model_fields_set
     iterations = [settings.iterations] if "iterations" in given else ITERATIONS
     variations = [settings.variations] if "variations" in given else VARIATIONS
-    plans = []
-    for t in iterations:
-        # The noise depends on T only: the other settings can be put into the plan.
-        tried = settings.model_copy(update={"iterations": t})
-        plan = make_plan(config.model_copy(update={"method": tried}), tried)
-        plans += [_varied(plan, number) for number in variations]
-    best, signal = first_enough(sorted(plans, key=new_texts, reverse=True), signal_of)
+    candidates = [
+        settings.model_copy(update={"iterations": t, "variations": number})
+        for t in iterations
+        for number in variations
+    ]
+
+    candidates.sort(key=new_texts, reverse=True)
+    base, k = with_noise(config, settings, 1.0), config.data.max_records_per_unit
+
+    def plan_of(tried: AugPeSettings, noise: float | None) -> AugPePlan:
+        varied = config.model_copy(update={"method": tried})
+        if noise is None:
+            return make_plan(varied, tried)
+        return replace(base, config=varied, settings=tried, votes=VoteHistogram(noise * k, k))
+
+    bracket = NOISE_MULTIPLIERS if settings.noise_multiplier is None else None
+    best, signal = first_enough(plan_of, candidates, signal_of, bracket)
     why = "the most variations whose votes stand above the noise"
     if given >= {"iterations", "variations"}:
         why = "as they are set"
@@ -170,15 +187,7 @@ def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
     return Choice(best, signal, (f"T {chosen.iterations}, L {chosen.variations}: {why}",))
 
 
-def _varied(plan: AugPePlan, variations: int) -> AugPePlan:
-    settings = plan.settings.model_copy(update={"variations": variations})
-    return replace(
-        plan, config=plan.config.model_copy(update={"method": settings}), settings=settings
-    )
-
-
-def new_texts(plan: AugPePlan) -> tuple[int, int]:
-    settings = plan.settings
+def new_texts(settings: AugPeSettings) -> tuple[int, int]:
     return settings.iterations * max(1, settings.variations - 1), settings.iterations
 
 

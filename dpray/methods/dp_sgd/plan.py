@@ -14,10 +14,10 @@ from dpray.accounting.event import Event
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Engine
-from dpray.engines.model_path import absolute_model, is_at_hand, resolve_model
+from dpray.engines.model_path import absolute_model, is_at_hand
 from dpray.engines.schema.forms import schema_for
 from dpray.engines.schema.schema import Schema
-from dpray.engines.text import TextCodec
+from dpray.engines.text import TextCodec, codec_of
 from dpray.io.public_files import read_terms
 from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.dp_sgd.algorithm import DpSgd
@@ -167,9 +167,20 @@ class DpSgdPlan(Plan):
         }
 
 
+NOISE_MULTIPLIERS = (1e-2, 1e5)
+"""The range of noise multipliers."""
+
+
 def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     """Resolve everything that is null. Raises InputError if the keys together cost more than
     `privacy.epsilon`, or do not fit the model."""
+    plan = with_noise(config, settings)
+    return within_epsilon(plan, plan.method.mechanism.noise_multiplier)
+
+
+def with_noise(config: Config, settings: DpSgdSettings, noise: float | None = None) -> DpSgdPlan:
+    """Return the plan with a noise multiplier that `settings` leave open, or the least one that
+    `privacy.epsilon` allows."""
     codes = codes_of(config, settings)
     taken = 0
     if is_at_hand(config.engine.model):
@@ -195,7 +206,9 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     def event(sigma: float) -> Event:
         return SelfComposed(PoissonSubsampledGaussian(q, sigma), steps + repeats)
 
-    noise = resolved_noise_multiplier(config, settings.noise_multiplier, event, (1e-2, 1e5))
+    if noise is None:
+        given = settings.noise_multiplier
+        noise = resolved_noise_multiplier(config, given, event, NOISE_MULTIPLIERS)
     mechanism = DpSgdStep(
         sampling_probability=q,
         noise_multiplier=NO_NOISE if noise is None else noise,
@@ -205,8 +218,7 @@ def make_plan(config: Config, settings: DpSgdSettings) -> DpSgdPlan:
     method = DpSgd(mechanism, steps, settings, repeats)
     proportions = config.data.proportions
     schema = schema_for(settings.schema, config.engine, settings.max_length - taken)
-    plan = DpSgdPlan(config, proportions, settings, method, checkpoint_steps, codes, schema)
-    return within_epsilon(plan, mechanism.noise_multiplier)
+    return DpSgdPlan(config, proportions, settings, method, checkpoint_steps, codes, schema)
 
 
 def codes_of(config: Config, settings: DpSgdSettings) -> ControlCodes:
@@ -235,7 +247,7 @@ def check_lengths(engine: EngineConfig, settings: DpSgdSettings, codes: ControlC
 
     Raises InputError if `method.max_length` is more than the context of the model that is tuned, or
     leaves no room for a text after its control code, or for the longest term in it."""
-    codec = TextCodec(resolve_model(engine.model), engine.max_model_len)
+    codec = codec_of(engine.model, engine.max_model_len)
 
     def longest(terms: Sequence[str] = ()) -> int:
         return len(codec.ids(codes.longest(lambda code: len(codec.ids(code)), terms)))
@@ -267,11 +279,17 @@ def choose(config: Config, settings: DpSgdSettings, records: int) -> Choice:
     batch_size = max(1, config.data.public_size // BATCHES)
     if "batch_size" in given:
         batch_size = settings.batch_size
-    plans = (
-        _with_passes(config, settings, epochs, batch_size)
-        for epochs in ((settings.epochs,) if "epochs" in given else EPOCHS)
-    )
-    best, signal = first_enough(plans, signal_of)
+
+    def plan_of(epochs: float, noise: float | None) -> DpSgdPlan:
+        tried = settings.model_copy(update={"epochs": epochs, "batch_size": batch_size})
+        with_passes = config.model_copy(update={"method": tried})
+        if noise is None:
+            return make_plan(with_passes, tried)
+        return with_noise(with_passes, tried, noise)
+
+    candidates = (settings.epochs,) if "epochs" in given else EPOCHS
+    bracket = NOISE_MULTIPLIERS if settings.noise_multiplier is None else None
+    best, signal = first_enough(plan_of, candidates, signal_of, bracket)
     why = "the most whose batches stand above the noise"
     if "epochs" in given:
         why = "as they are set"
@@ -279,13 +297,6 @@ def choose(config: Config, settings: DpSgdSettings, records: int) -> Choice:
         why = "the least noise that is tried"
     what = f"{best.settings.epochs:g} passes in batches of {batch_size}"
     return Choice(best, signal, (f"{what}: {why}",))
-
-
-def _with_passes(
-    config: Config, settings: DpSgdSettings, epochs: float, batch_size: int
-) -> DpSgdPlan:
-    tried = settings.model_copy(update={"epochs": epochs, "batch_size": batch_size})
-    return make_plan(config.model_copy(update={"method": tried}), tried)
 
 
 def signal_of(plan: DpSgdPlan) -> Signal:

@@ -18,12 +18,12 @@ from dpray.engines.kv_cache import (
     gpu_cache_bytes,
     gpu_memory,
 )
-from dpray.engines.model_path import is_at_hand, resolve_model
-from dpray.engines.text import TextCodec
+from dpray.engines.model_path import is_at_hand
+from dpray.engines.text import TextCodec, codec_of
 from dpray.engines.vllm.model import context_of
 from dpray.methods.private_prediction.prompts import PromptTemplate, frame, shown_examples
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
-from dpray.runs.plan import Plan
+from dpray.runs.plan import Plan, is_within_epsilon
 from dpray.types import InputError
 
 # The context: a prompt leaves room for a text.
@@ -165,11 +165,9 @@ def batch_memory(
     return BatchMemory(row_tokens, token_bytes, cache_bytes, most, "on this machine's CPU")
 
 
-def codec_of(engine: EngineConfig) -> TextCodec | None:
+def codec_at_hand(engine: EngineConfig) -> TextCodec | None:
     """Return the model's tokenizer and configuration, or None if its files are not here."""
-    if not is_at_hand(engine.model):
-        return None
-    return TextCodec(resolve_model(engine.model), engine.max_model_len)
+    return codec_of(engine.model, engine.max_model_len) if is_at_hand(engine.model) else None
 
 
 def affordable_batch_size(
@@ -205,17 +203,30 @@ def affordable_batch_size(
 P = TypeVar("P", bound=Plan)
 
 
+class TooExpensive(InputError):
+    """A plan of the least size, which is `what`, costs more than `privacy.epsilon`. Its cost is
+    computed when the message is read: that may take seconds, and a comparison reads one of many."""
+
+    def __init__(self, least: Plan, what: str) -> None:
+        super().__init__(least, what)
+        self.least, self.what = least, what
+
+    def __str__(self) -> str:
+        return (
+            f"privacy.epsilon: {self.least.config.privacy.epsilon:g} does not pay for {self.what}, "
+            f"which costs {self.least.cost.epsilon:.4f}; a larger method.batch_size or "
+            "method.temperature is needed"
+        )
+
+
 def largest_affordable(plan_of: Callable[[int], P], most: int, what: str) -> P:
     """Return the plan of the largest number, up to `most`, that costs at most `privacy.epsilon`.
     Raises InputError if 1, which is `what`, costs more."""
     least = plan_of(1)
     privacy = least.config.privacy
     # Asked first: a search would come to 1 last.
-    if least.cost.epsilon > privacy.epsilon:
-        raise InputError(
-            f"privacy.epsilon: {privacy.epsilon:g} does not pay for {what}, which costs "
-            f"{least.cost.epsilon:.4f}; a larger method.batch_size or method.temperature is needed"
-        )
+    if not is_within_epsilon(least):
+        raise TooExpensive(least, what)
     number = calibrate(
         lambda number: plan_of(int(number)).dp_event,
         privacy.epsilon,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.private_prediction.affordable import (
     BatchMemory,
     affordable_batch_size,
-    codec_of,
+    codec_at_hand,
     largest_affordable,
     longest_frame,
     text_room,
@@ -38,7 +38,15 @@ from dpray.methods.private_prediction.prompts import (
 )
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
-from dpray.runs.plan import Choice, Plan, Reads, Signal, TokenLimit, label_histogram
+from dpray.runs.plan import (
+    Choice,
+    Plan,
+    Reads,
+    Signal,
+    TokenLimit,
+    is_within_epsilon,
+    label_histogram,
+)
 from dpray.types import InputError
 
 MOST = 10_000_000
@@ -338,7 +346,7 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
         engine = config.engine.model_copy(update={"dtype": "float32"})
         config = config.model_copy(update={"engine": engine})
     template = template_of(config, settings)
-    labels, codec = config.data.proportions, codec_of(config.engine)
+    labels, codec = config.data.proportions, codec_at_hand(config.engine)
     size, memory = affordable_batch_size(settings, config.engine, template, labels, codec)
     form, forced, free = form_of(config, settings, template), 0, None
     if form is not None and codec is not None:
@@ -427,7 +435,7 @@ def _affordable(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
         return poisson(settings.texts)
     if settings.max_records is not None:
         wanted = poisson(settings.max_records)
-        if wanted.cost.epsilon <= base.config.privacy.epsilon:
+        if is_within_epsilon(wanted):
             return wanted
     what = f"one Poisson batch of {tokens} private tokens of each label"
     return largest_affordable(poisson, MOST, what)
@@ -460,13 +468,15 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
             refused.append(error)
             return None
 
-    enough = (each for each in candidates if affords(replace(base, settings=each), wanted))
-    best = next(filter(None, map(plan_of, enough)), None)
-    if best is None:
-        # A smaller clip costs less whatever the batches are.
-        least = min(each.clip_bound for each in candidates)
-        cheapest = (plan_of(each) for each in candidates if each.clip_bound == least)
-        best = max(filter(None, cheapest), key=lambda plan: plan.whole_texts, default=None)
+    def pays(each: PrivatePredictionSettings, texts: int) -> bool:
+        return affords(replace(base, settings=each), texts)
+
+    # A smaller clip costs less whatever the batches are.
+    least = min(each.clip_bound for each in candidates)
+    cheapest = [each for each in candidates if each.clip_bound == least]
+    tried = candidates if any(pays(each, wanted) for each in cheapest) else []
+    best = next(filter(None, (plan_of(each) for each in tried if pays(each, wanted))), None)
+    best = best or _most(cheapest, pays, plan_of)
     if best is None:
         raise refused[0]
     chosen, affordable = best.settings, max([best.whole_texts, *best.texts_affordable.values()])
@@ -476,6 +486,22 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
         affordable = make_plan(config, without_limit).whole_texts
     signal = Signal(affordable, records, "whole texts that epsilon pays for")
     return Choice(best, signal, (_reason(settings, best, records),))
+
+
+def _most(
+    cheapest: Sequence[PrivatePredictionSettings],
+    pays: Callable[[PrivatePredictionSettings, int], bool],
+    plan_of: Callable[[PrivatePredictionSettings], PrivatePredictionPlan | None],
+) -> PrivatePredictionPlan | None:
+    """Return the first plan of those that afford most. Larger batches usually afford more: they are
+    planned first, so that one cost rules out most of the others."""
+    best: PrivatePredictionPlan | None = None
+    for each in reversed(cheapest):
+        if pays(each, 1 if best is None else best.whole_texts):
+            best = plan_of(each) or best
+    # What is affordable may be less than a whole text.
+    plans = [best] if best is not None else filter(None, map(plan_of, cheapest))
+    return max(plans, key=lambda plan: plan.whole_texts, default=None)
 
 
 def _reason(settings: PrivatePredictionSettings, best: PrivatePredictionPlan, records: int) -> str:
@@ -507,7 +533,7 @@ def affords(base: PrivatePredictionPlan, texts: int) -> bool:
             settings = settings.model_copy(update={"private_tokens": tokens})
         with suppress(InputError):
             plan = with_batches(replace(base, settings=settings))
-            if plan.whole_texts >= texts and plan.cost.epsilon <= base.config.privacy.epsilon:
+            if plan.whole_texts >= texts and is_within_epsilon(plan):
                 return True
     return False
 
