@@ -58,8 +58,8 @@ check: $(INSTALLED)
 	$(PYTEST) -m "not slow"
 
 bench: $(INSTALLED)
-	for name in $(basename $(notdir $(wildcard tests/benchmarks/bench_*.py))); do \
-		$(BIN)/python -m tests.benchmarks.$$name || exit 1; done
+	for name in $(basename $(notdir $(wildcard benchmarks/bench_*.py))); do \
+		$(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # Hours: CHAOS_ROUNDS rounds of each method on a cluster on which things fail at random times, and each method
 # killed at each of its points by name. out/chaos.jsonl keeps what became of each. Needs PostgreSQL and faketime.
