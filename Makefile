@@ -1,4 +1,4 @@
-# make demo | test | check | bench | chaos | docs | audit | lock | wheels | gpu | gpu-offline | newest | install.
+# make demo | test | check | bench | chaos | docs | audit | lock | wheels | gpu | gpu-offline | install.
 # DPRAY_EXTRAS=gpu on a machine with a GPU.
 PYTHON ?= python3
 DPRAY_EXTRAS ?= cpu
@@ -19,7 +19,7 @@ export DO_NOT_TRACK := 1
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 \
 	-n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: install demo test check bench chaos docs audit lock wheels gpu gpu-offline newest clean
+.PHONY: install demo test check bench chaos docs audit lock wheels gpu gpu-offline clean
 
 install: $(INSTALLED)
 
@@ -58,8 +58,8 @@ check: $(INSTALLED)
 	$(PYTEST) -m "not slow"
 
 bench: $(INSTALLED)
-	for name in $(basename $(notdir $(wildcard tests/benchmarks/bench_*.py))); do \
-		$(BIN)/python -m tests.benchmarks.$$name || exit 1; done
+	for name in $(basename $(notdir $(wildcard benchmarks/bench_*.py))); do \
+		$(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # Hours: CHAOS_ROUNDS rounds of each method on a cluster on which things fail at random times, and each method
 # killed at each of its points by name. out/chaos.jsonl keeps what became of each. Needs PostgreSQL and faketime.
@@ -121,12 +121,6 @@ gpu-offline:
 	rm -rf out/site
 	$(PYTHON) -m pip install $(QUIETLY) --no-index --no-deps --no-compile --target out/site $(WHEELS)/*.whl
 	$(call on_gpu,PYTHONPATH=$(CURDIR)/out/site $(PYTHON))
-
-# The fast tests with the newest release of everything but vLLM, in an environment of its own: which package is beyond
-# constraints.txt, and what fails, in out/newest.md. Also when a step fails.
-NEWEST_TESTS ?= tests
-newest:
-	OMP_NUM_THREADS=1 $(PYTHON) -m tests.supply_chain.newest out/newest $(NEWEST_TESTS)
 
 clean:
 	rm -rf $(VENV) out

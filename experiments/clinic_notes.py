@@ -7,25 +7,17 @@ clinic with an outbreak and a device recall, whose idea of what is urgent differ
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from clinic_vocabulary import (
-    ADVICE,
-    DECADES,
-    DETAILS,
-    DOSES,
-    DURATIONS,
-    HISTORIES,
-    PLANS,
-    ROUTES,
-    SEASONS,
-    SYSTEMS,
-    TRIGGERS,
-    VOICES,
-    Condition,
+VOCABULARY: dict[str, Any] = json.loads(
+    Path(__file__).with_name("clinic_vocabulary.json").read_text()
 )
+"""The vocabulary says what a note can say, never how often. Each entry of a condition's lists fits
+all others."""
 
 LABELS = ("Urgent", "Routine")
 LABEL_FIELD = "Triage"
@@ -58,28 +50,25 @@ _ODDS: dict[str, float] = {
 }  # fmt: skip
 
 
-# Every choice that each note makes: its options, and whether their weights depend on the label.
-_COMMON: dict[str, tuple[tuple[str, ...], bool]] = {
-    "route": (ROUTES, True),
-    "system": (tuple(SYSTEMS), True),
-    "trigger": (TRIGGERS, True),
-    "plan": (PLANS, True),
-    "detail": (DETAILS, True),
-    "decade": (DECADES, True),
-    "duration": (DURATIONS, True),
-    "advice": (ADVICE, True),
-    "season": (SEASONS, False),
-    "voice": (VOICES, False),
-    "dose": (DOSES, False),
-    "history": (HISTORIES, False),
+SYSTEMS: dict[str, dict[str, dict[str, list[str]]]] = VOCABULARY["systems"]
+PARTS = ("complaint", "finding", "drug", "test")
+# The choices that each note makes; whether their weights depend on the label.
+_COMMON = {
+    **dict.fromkeys(
+        ("route", "system", "trigger", "plan", "detail", "decade", "duration", "advice"), True
+    ),
+    **dict.fromkeys(("season", "voice", "dose", "history"), False),
 }
-SLOTS = dict(_COMMON)
+SLOTS: dict[str, tuple[tuple[str, ...], bool]] = {
+    slot: (tuple(SYSTEMS if slot == "system" else VOCABULARY[slot]), by_label)
+    for slot, by_label in _COMMON.items()
+}
 """The slots are the common choices, each system's condition, and each condition's parts."""
 for _system, _conditions in SYSTEMS.items():
     SLOTS[_system] = (tuple(_conditions), True)
     for _name, _condition in _conditions.items():
-        for _part, _options in _condition._asdict().items():
-            SLOTS[f"{_name}/{_part}"] = (_options, False)
+        for _part in PARTS:
+            SLOTS[f"{_name}/{_part}"] = (tuple(_condition[_part]), False)
 
 
 def _base(slot: str, label: str) -> dict[str, float]:
@@ -185,7 +174,7 @@ def write_note(book: FactBook, label: str, rng: random.Random, mark: str = "") -
     facts = {slot: pick(slot) for slot in _COMMON} | {"system": system}
     facts["age"] = facts["decade"][0] + str(rng.randrange(10))
     facts["article"] = "An" if facts["decade"] == "80" else "A"
-    facts |= {part: pick(f"{condition}/{part}") for part in Condition._fields}
+    facts |= {part: pick(f"{condition}/{part}") for part in PARTS}
     left_out = {
         part
         for part, chance in _CHANCES[pick("detail")].items()

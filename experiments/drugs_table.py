@@ -33,7 +33,7 @@ from drugs import (
     write,
 )
 from drugs_score import score
-from runs import HERE, RUNS, finished, largest_clip, make, released, rows
+from runs import HERE, RUNS, finished, make, released, rows
 
 NOTES, DRUGS = 333, 100
 TEXTS_OF_A_FACT = 2
@@ -168,18 +168,6 @@ class Drugs:
         ]
         return self.run(part, "drugs_kps", share, [*changes, *more])
 
-    def private_prediction(self, share: float, *more: str) -> Path:
-        changes = [
-            *self.labelled(),
-            f"method.texts={len(self.labels)}",
-            f"method.few_shot={self.examples}",
-            self.template("secret"),
-            *more,
-        ]
-        settings = [self.size, *changes, f"privacy.epsilon={self.case.epsilon * share}"]
-        clip = largest_clip(HERE / "drugs_secret.yaml", settings)
-        return self.run("texts", "drugs_secret", share, [*changes, f"method.clip_bound={clip}"])
-
 
 ENGINE = {"kind": "vllm", "model": "smollm2", "dtype": "float32", "max_model_len": 512}
 WRITTEN = (
@@ -227,34 +215,9 @@ def windows(drugs: Drugs) -> Path:
     return drugs.run("texts", "drugs_kps", 3 / 4, changes)
 
 
-def secret(drugs: Drugs) -> Path:
-    return drugs.private_prediction(3 / 4)
-
-
-FORMS = {"regex": r" (was prescribed for [a-z]+|caused [a-z]+|is booked under [A-Z][0-9]{3})\."}
-
-
-def secret_schema(drugs: Drugs) -> Path:
-    """The prompts begin a sentence with the drug's name; the schema is what may follow."""
-    form = f"method.schema={json.dumps(FORMS)}"
-    return drugs.private_prediction(3 / 4, form, drugs.template("secret_schema"))
-
-
-def secret_words(drugs: Drugs) -> Path:
-    terms = drugs.values("values", 1 / 4) / "synthetic.jsonl"
-    return drugs.private_prediction(1 / 2, f"method.terms={terms}", drugs.template("secret_words"))
-
-
-def sgd(drugs: Drugs) -> Path:
-    changes = [*drugs.labelled(), f"method.records={TEXTS_OF_A_FACT * len(drugs.labels)}"]
-    return drugs.run("texts", "drugs_sgd", 3 / 4, changes)
-
-
 class Way(NamedTuple):
     name: str
     run: Callable[[Drugs], Path]
-    after_name: bool = False
-    """Whether its texts begin after the name of the drug."""
 
 
 BY_FACT = "DP-KPS by fact, a model writes:"
@@ -263,10 +226,6 @@ WAYS = {
     "words_shown": Way(f"{BY_FACT} public sentences in the prompts", words_shown),
     "words_checked": Way(f"{BY_FACT} the same, with least_terms: 1", words_checked),
     "windows": Way("DP-KPS, whole sentences as terms", windows),
-    "secret": Way("private prediction by fact, public sentences", secret),
-    "secret_schema": Way("private prediction by fact, a schema for sentences", secret_schema, True),
-    "secret_words": Way("DP-KPS, then private prediction by fact with the words", secret_words),
-    "sgd": Way("DP-SGD by fact, model of 12.5 M parameters", sgd),
 }
 
 
@@ -277,24 +236,6 @@ COLUMNS = {
     "silent": "silent",
     "answered": "answered",
 }
-
-
-READING = """\
-- What words carry can end in sentences. DP-KPS finds the value of each fact, and SmolLM2 writes a
-  sentence with it: 96 to 99 % of the facts in two runs each at epsilons 1 and 4, if its prompts
-  show public sentences and `least_terms: 1` leaves out texts without the value. 2 to 3 % of its
-  statements are false, and 8 to 10 % without `least_terms`. From 33 notes a fact in place of 333 it
-  is 94 % at epsilon 4, and from 3,330 97 % at epsilon 1 (one run each).
-- Without public sentences the model writes others of its own: they state 76 % of the facts, 23 to
-  27 % in sentences that are as likely as the clinic's, and 0 to 5 % of those are false.
-- Where the forms of sentences are public, they can be terms themselves: 86 and 87 % of the
-  facts (one run at each epsilon), which is what 600 random draws from 300 facts hold, and none
-  false. The ways by fact write two texts for each fact.
-- All of these ways rest on public lists of what could be true, and on facts that hundreds of
-  records share. The 4 % that ContinuousBench (arXiv 2606.01849) reports as its best at epsilon
-  100, of made-up facts, is without such lists and by another measure: do not compare.
-- Not run: private prediction and DP-SGD by fact with SmolLM2.
-"""
 
 
 def section() -> list[str]:
@@ -323,8 +264,6 @@ def section() -> list[str]:
         " Silent: texts without a statement. Answered: questions with four choices for "
         "which SmolLM2 prefers the right one after it has read at most two released texts"
         " on that subject of the drug; a guess is right in 25 %.",
-        "",
-        *READING.splitlines(),
     ]
 
 
@@ -379,8 +318,6 @@ def main(wanted: Sequence[str]) -> None:
         drugs = Drugs(case)
         true = {fact.drug for fact in drugs.world.private}
         records = released(WAYS[way].run(drugs))
-        if WAYS[way].after_name:
-            records = [row | {"text": row["label"].split()[-1] + row["text"]} for row in records]
         found = score(drugs.world, case.data / "private.jsonl", records)
         found["names"] = len(true & set(drugs.names)) / len(true)
         samples = [row["text"] for row in records[:: max(1, len(records) // 6)][:6]]

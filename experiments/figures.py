@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 from embedding import Kept, embed, embedded
-from reproduction import distance, draw
 from runs import accuracy, as_embedded, rows
 from sets import SETS, part
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 
 from dpray.evaluation.copies import shared_words
-from dpray.evaluation.downstream import Embedded
-from dpray.evaluation.fidelity import mauve
+from dpray.evaluation.downstream import Embedded, mean_and_deviation
+from dpray.evaluation.fidelity import frechet_distance, mauve
 from dpray.evaluation.membership import membership
 from dpray.evaluation.texts import structure
 
@@ -119,3 +118,22 @@ def mean_recall(train: Embedded, test: Embedded) -> float:
 def copied(texts: Sequence[str], originals: Sequence[str]) -> float:
     """The share of texts with `COPIED` words in a row of an original."""
     return float(np.mean(shared_words(texts, originals)[0] >= COPIED))
+
+
+def distance(made: Embedded, test: Embedded, a_side: int) -> float:
+    """NaN where a run released fewer texts."""
+    if len(made.labels) < a_side:
+        return float("nan")
+    return frechet_distance(draw(made, a_side, 0).vectors, draw(test, a_side, 1).vectors)
+
+
+def draw(some: Embedded, size: int, seed: int) -> Embedded:
+    rows = np.random.default_rng(seed).choice(len(some.labels), size, replace=False)
+    return Embedded(some.vectors[rows], some.labels[rows])
+
+
+def spread(values: Sequence[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    found = mean_and_deviation(list(values))
+    return f"{found['mean']:.3f} ± {found['deviation']:.3f} ({len(values)})"

@@ -54,38 +54,6 @@ STYLE: Any = {
     "axes.spines.left": False,
 }
 
-CODED_READING = """\
-- At epsilon 1 private prediction gains on all three sets: 0.28 to 0.65 on AG News, 0.17 to 0.36
-  by label on TREC, 0.16 to 0.36 on the bank's messages (a guess: 0.25, 0.17, 0.14). 80 real
-  records teach 0.75, 0.59 and 0.81.
-- Aug-PE, with its list of subjects, gains 0.46 on AG News (0.28 to 0.74), 0.14 on TREC (0.21 to
-  0.34) and 0.15 on the bank's messages (0.13 to 0.28).
-- DP-SGD learns the look at epsilon 1 (MAUVE 0.06 to 0.71 on AG News, 0.06 to 0.78 on TREC, 0.01 to
-  0.75 on the bank's messages) and not the labels: 500 texts of one epoch teach what a guess does on
-  all three sets (below). On TREC neither ten epochs in batches of 1,000 (0.15 with 500 texts) nor a
-  model that was first tuned on public records of the other sets (0.13) did better, in one run each.
-  Without noise one epoch taught 0.21 there: 14 steps are few, whatever the noise.
-- DP-KPS gains 0.31 on AG News (0.19 to 0.51) and 0.22 on the bank's messages (0.18 to 0.40), and
-  nothing on TREC, whose questions share few words.
-- CPU minutes on AG News: 0.5 (DP-KPS), 4.5 (Aug-PE), 7 (private prediction), 12 (DP-SGD).
-- Public texts of the other sets in its prompts, there to show what a text looks like, do private
-  prediction harm: 0.57 on AG News, 0.27 on TREC and 0.20 on the bank's messages, where without
-  them it has 0.65, 0.36 and 0.36 (its floor is of one run).
-- Each mark is the mean of two runs, but for the rows of DP-SGD that are named above.
-"""
-
-READING = """\
-- With public texts of the label in the prompts the floor is high, because SmolLM2 writes little
-  of use without examples. With them nothing on AG News exceeds its floor by 0.1.
-- Aug-PE gains most where labels are many: on BANKING77's 77 intents its texts teach 0.57 by label
-  at epsilon 4, where its floor has 0.32 and 80 real records have 0.40.
-- One epoch of DP-SGD from SmolLM2 itself learns a part of AG News' topics (0.61). Begun with a
-  model that was tuned on public records it has 0.82; those records alone have 0.80.
-- No chain beats the best single method by more than chance (0.842 against 0.834). DP-SGD gains
-  from terms of DP-KPS as control codes (0.78 in place of 0.61).
-- These rows are of one run, or two: differences of a few hundredths may be chance.
-"""
-
 
 def figures(panel: Panel, method: str) -> dict[float, float]:
     """Return the mean of the panel's measure at each epsilon that was run."""
@@ -174,8 +142,6 @@ def section() -> list[str]:
         "As above, but the labels have their names, and prompts show public texts of the label. "
         "For DP-SGD that begins with public records the floor is what these teach alone "
         "(`python experiments/four_methods.py agnews yelp banking77`).",
-        "",
-        *READING.splitlines(),
     ]
 
 
@@ -201,7 +167,6 @@ def coded_section() -> list[str]:
         " is what 80 real records teach, over some draws of them. By label: the mean of "
         "the labels' accuracies.",
         "",
-        *CODED_READING.splitlines(),
-        f"- The deviation of one run is {deviation(CODED):.3f}, over all pairs of runs: that of a "
+        f"The deviation of one run is {deviation(CODED):.3f}, over all pairs of runs: that of a "
         "difference of two means is the same. Gains of less than twice that say nothing.",
     ]

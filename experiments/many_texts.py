@@ -20,8 +20,7 @@ import four_methods
 import numpy as np
 import sizes
 from embedding import embed, embedded
-from figures import Figures, mean_recall, rounded
-from reproduction import draw
+from figures import Figures, draw, mean_recall, rounded
 from runs import HERE, RUNS, accuracy, as_embedded, largest_clip, released, rows
 from sets import SETS, part
 
@@ -137,18 +136,6 @@ def keep(file: Path, figures: Figures) -> None:
     print(file.parent.name, file.stem, rounded(figures), flush=True)
 
 
-READING = """\
-- At the same epsilon 500 texts of private prediction teach what 500 real notes do (0.96 and 0.97,
-  and 0.96), and 2,000 what 2,000 do (0.98 and 0.98, one run).
-- More texts of Aug-PE teach hardly more of the notes (0.92 twice, and 0.93), nor do sequences of
-  DP-KPS. Of the bank's departments 2,000 texts of DP-KPS teach 0.68 and 0.67, 500 teach 0.55 and
-  0.53, and 100 of any method 0.44 at most. On AG News 500 teach 0.62 and 0.70, and 2,000 no more.
-- 500 texts of DP-SGD teach what a guess does on all three coded sets. Private prediction and Aug-PE
-  have more from 100.
-- A dash was not run. The runs of DP-SGD with 500 texts were made on an H200.
-"""
-
-
 def section() -> list[str]:
     """Return the section of docs/results.md, of the figures that are kept."""
     return [
@@ -163,8 +150,6 @@ def section() -> list[str]:
         "| data | method | " + " | ".join(f"{texts:,}" for texts in TEXTS) + " |",
         "|---|---|" + "---:|" * len(TEXTS),
         *(line for data in TITLES if (KEPT / data).exists() for line in lines(data)),
-        "",
-        *READING.splitlines(),
     ]
 
 

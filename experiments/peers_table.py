@@ -2,7 +2,7 @@
 
 `python experiments/peers_table.py FOLDER NAME...` makes the named ones of ROWS, of which a peer's
 environment and source are in FOLDER as experiments/peers/README.md says, and keeps their figures in
-experiments/measured/peers; the name `steps` measures steps of DP-SGD (steps_table.py).
+experiments/measured/peers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
-import steps_table
 from embedding import embed
-from figures import A_SIDE, Figures, Yardstick, copied, rounded
+from figures import A_SIDE, Figures, Yardstick, copied, distance, rounded
 from four_methods import FLOOR, Cell, changes, clip_of, cpu_seconds
-from reproduction import distance
 from runs import DATA, HERE, RUNS, accuracy, as_embedded, make, released, rows
 from scipy.optimize import brentq
 
@@ -39,54 +37,6 @@ FEW, TOKENS, LABELS = 24, 48, 4
 VOTES, VOTE_NOISE = 4, 6.96
 """aug-pe's iterations, and the least noise, in hundredths, that is worth `EPSILON` by the formula
 of its notebook."""
-
-READING = """\
-One run a row, and 24 texts are few: differences of accuracy below a tenth may be chance.
-
-- InvisibleInk with its own prompts and 7 private texts, its defaults, is at a guess (0.24): so
-  small a model answers its instructions with code, or with more instructions.
-- InvisibleInk and dpray's private prediction, with the same prompts, public texts and number of
-  private prompts: accuracy and distance are equal up to chance, and as good as those of real texts.
-  dpray's epsilon pays for a clip of 2 at temperature 0.7, the package's for 0.6 at temperature 1,
-  as each of dpray's texts draws a secret batch from all records of its label. With the package's
-  clip and temperature that pays for 10 to 70 times as many texts (the next section). Several of the
-  package's texts talk about the task: it cannot begin the answer, which dpray begins with
-  "Paragraph:". dpray copies a public text now and then, and takes a third of the CPU time: vLLM
-  decodes many texts at a time, the package one.
-- Where InvisibleInk wins: one call of a function, no ledger and no labels. As its batches are
-  disjoint (in dpray, `batches: disjoint`), as many texts as there are batches cost no more than
-  one, while each text with a secret batch adds to the cost.
-- What InvisibleInk's epsilon leaves out: the noise comes from a seed, 42 unless another is given,
-  and whoever knows the seed knows the noise; batches are slices of a list, which costs the second
-  of its epsilons where a text may be missing; the defaults for the number of texts and for their
-  length read the private texts.
-- Where aug-pe wins: half the CPU time, no endpoint that has to be started, and no copies, as its
-  prompts show no public texts.
-- Where dpray's Aug-PE wins: accuracy and distance. Its prompts are a chat's and show a public text,
-  which alone (eps 0.001) comes near aug-pe's accuracy; the votes add more to it. aug-pe's prompts
-  are fixed and have neither, so that many of its texts are not news.
-- What aug-pe's epsilon leaves out: noise from a seed (42), the exact share of each label, and the
-  exact votes, which it writes beside the noisy ones. It also hands padding to the model as text,
-  and takes the prompt for the text where an answer is empty.
-- DP-SGD, dpray and Opacus (texts of at most 48 tokens, and of 128; one thread, and two): in float32
-  dpray's step takes less time than Opacus's in every row, 0.87 to 0.93 of it with 48 tokens and
-  0.61 to 0.69 with 128, and at most 1.01 of plain training's. It pads a text by its own length
-  alone, and computes no dummies.
-  In bfloat16 its micro-batches have a fixed number of rows, which dummies fill up, so that no
-  text can move another's gradient (docs/privacy.md, section 5.2). It takes 0.63 to 0.94 of
-  Opacus's time in seven rows of eight, at most 1.06 of plain training's, and **1.24 in the eighth:
-  32 records of 48 tokens on two threads** (1.41 of plain training's). There micro-batches of 4
-  short rows gain little from a second thread. Other numbers of rows and fewer lengths were tried,
-  and would leave it at 1.1 (computed from the lengths of AG News, and measured with 7 rows: 1.03
-  on a batch that fits them well).
-  Memory is less than Opacus's in every row. A shape of a micro-batch is tried once in a training,
-  which is not in these times. The sums of clipped gradients are equal to 8e-7 in float32, and to
-  3e-2 in bfloat16.
-- The rounds with 32 records were measured on a quiet machine, those with 256 on one thread two at
-  a time, each on a core of its own.
-- Not run: other epsilons, second runs, and a whole training with Opacus. dp-transformers does not
-  run with transformers 5 (experiments/peers/README.md).
-"""
 
 
 SAMPLES = 4
@@ -247,10 +197,7 @@ def table() -> list[str]:
         *(line(ROWS[n].title, ROWS[n].epsilons(), found[n]["figures"]) for n in ROWS if n in found),
         *earlier_rows(),
         real_row(FEW),
-        *steps_table.table(),
         *(text for name in ROWS if name in found for text in texts(name, found[name]["samples"])),
-        "",
-        *READING.splitlines(),
     ]
 
 
@@ -305,9 +252,6 @@ def texts(name: str, samples: Sequence[str]) -> list[str]:
 
 
 def main(folder: Path, names: Sequence[str]) -> None:
-    if names[0] == "steps":
-        steps_table.measure(names[1:])
-        return
     for name in names:
         run(name, folder)
 

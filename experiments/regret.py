@@ -60,38 +60,6 @@ Regret: how much less accurate it is, on the private records, than the best meth
 correlation: Spearman's, of the two figures of the methods, of which there are four at most.
 """
 
-READING = """\
-One run a cell, and sets cut to what two busy cores do in some hours: the figures show what a
-rehearsal is good for, and do not measure how often it is right.
-
-- AG News and TREC want different methods, Aug-PE and DP-SGD, at every epsilon, and each rehearsal
-  found its own. Always taking one of the two costs 0.04 to 0.17 on TREC, or 0.11 to 0.28 on
-  AG News. `dpray plan` alone recommends Aug-PE everywhere.
-- The other three sets are decided by chance. Most test records of Yelp have one label, where a
-  release has all labels alike, and the deviation over bootstraps is up to 0.20: at epsilons 2 and 8
-  the rehearsal took a method that chance had put first, which costs 0.32 and 0.19. On BANKING77 no
-  method is far from guessing one of 77 labels (0.013). On wikimovies the methods are within 0.16 of
-  each other, and their order differs from run to run.
-- So 15 of 20 regrets are within the 0.02 that were wanted, the mean is 0.038, and the largest 0.32:
-  the target is missed, and in the mean always taking Aug-PE is hardly worse. The correlation of 0.8
-  is missed in seven cells, and in the mean.
-- What a rehearsal can do is to say which methods are left. It names those within a deviation of its
-  choice: none in 7 cells, and one to three in 13. In 19 cells one of them, or the choice, is within
-  0.02 of the best method, though in five of these that could not fail: all four are named, or all
-  are within 0.02 of the best. In the one cell that is missed (BANKING77 at epsilon 8) all are near
-  guessing. The deviation is that of one run's score: another run may differ by more.
-- Two rules were made after the figures at epsilons 1 and 4 were seen: DP-SGD's signal is enough
-  from 60 on (the next section), where it had been 100, and a method below its noise has to be
-  better by its deviation, where it had been left out. By the rules before them the regret on TREC
-  at epsilon 1 is 0.072, as DP-SGD has a signal of 93 there, and all other cells of these two are
-  the same. At epsilon 2, which was measured later, the second rule lost: DP-KPS had the best mean
-  of the rehearsal on Yelp, below its noise, and was the best on the private records. With the best
-  mean alone the mean regret of all cells would be 0.024.
-- The accuracy of a rehearsal is no forecast: on TREC's private records DP-SGD has 0.08 less to 0.13
-  more than in the rehearsal, and real records have 0.19 more.
-- Not measured: a second run of any cell.
-"""
-
 
 @cache
 def part(data: str, name: str) -> Path:
@@ -271,7 +239,7 @@ def table() -> list[str]:
             *regrets,
         ]
         lines.append("| " + " | ".join([*row, number(correlation(cell))]) + " |")
-    return [*lines, "", *summary(cells), "", *READING.splitlines()]
+    return [*lines, "", *summary(cells)]
 
 
 def both(cell: Cell, name: str) -> str:

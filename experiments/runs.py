@@ -20,8 +20,6 @@ from dpray.types import InputError
 HERE = Path(__file__).parent
 DATA = Path("../shared/data")
 RUNS = Path("out/results")
-CANDIDATES = 1000
-"""Look-alikes of a canary; 15 canaries of so many are as much work as training."""
 
 
 CLIPS = (
@@ -67,14 +65,6 @@ def as_embedded(
     """The records' vectors and labels."""
     vectors = embed([record["text"] for record in records])
     return Embedded(vectors, np.array([str(record["label"]) for record in records]))
-
-
-def audit_canaries(file: str, out: Path, epsilon: float, changes: Sequence[str]) -> None:
-    """`dpray audit experiments/FILE.yaml --canaries`; its findings go to `out`."""
-    command = [sys.executable, "-m", "dpray", "audit", str(HERE / f"{file}.yaml")]
-    options = ["--canaries", "--candidates", f"{CANDIDATES}", "--trials", "1000", "--out", str(out)]
-    settings = [f"privacy.epsilon={yaml_number(epsilon)}", *changes]
-    subprocess.run([*command, *settings, *options], check=True)
 
 
 def make(file: str, out: Path, epsilon: float, changes: Sequence[str] = ()) -> None:

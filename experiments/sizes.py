@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 from clinic_notes import private_notes
 from embedding import embed
-from figures import A_SIDE, Figures, mean_recall, rounded
+from figures import A_SIDE, Figures, distance, draw, mean_recall, rounded
 from four_methods import make_once
-from reproduction import distance, draw
 from runs import (
     HERE,
     RUNS,

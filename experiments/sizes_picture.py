@@ -72,31 +72,6 @@ def panel(axes: Axes, measure: str, epsilon: float) -> None:
     axes.grid(axis="y", color=MUTED, alpha=0.2)
 
 
-READING = """\
-- The private clinic's idea of what is urgent is not that of the clinics that the model knows:
-  without private notes, texts of private prediction teach 0.18 and 0.34, where a guess has 0.5.
-- Aug-PE and private prediction learn it from 4,000 notes on: 0.89 to 0.96 in all runs at epsilon
-  1, where Aug-PE's floor has 0.43 and 0.41. More notes add nothing: the means are 0.92, 0.90 and
-  0.92 (private prediction) and three times 0.91 (Aug-PE).
-- Whether DP-SGD learns it in 40 steps of 500 notes is a matter of chance at every size: at epsilon
-  1 four runs have 0.24 to 0.67 from 4,000 notes, 0.20 to 0.88 from 20,000 and 0.35 to 0.89 from
-  100,000 (the model before has 0.29 and 0.41). Their means, 0.42, 0.55 and 0.59, differ by less
-  than one deviation of a run (0.25). What does improve with the notes is the look: its texts' mean
-  distance to the clinic's falls from 0.45 to 0.37 and 0.35. Private prediction has 0.35 from
-  100,000 too.
-- Batches of 2,000 in place of 500 need 100,000 notes, and four times the work. With them DP-SGD
-  learns it in both runs (0.96 and 0.91), as private prediction and Aug-PE do, and its texts are
-  nearer than all others (0.29 and 0.26). A run takes 12 CPU minutes.
-- The sequences of DP-KPS carry the labels at every size (0.86 to 0.88), and are not texts. It
-  alone has a public list of 294 clinical terms, which holds those of the recall: its floor has
-  0.60 in one run and 0.83 in the other.
-- A run on 4,000 notes takes 0.1 CPU minutes (DP-KPS), 0.7 (private prediction), 2 (Aug-PE) and 4
-  (DP-SGD). Aug-PE embeds all notes: 7 on 20,000, and 35 on 100,000.
-- A point at epsilon 1 is the mean of two runs, and of four for DP-SGD; at epsilon 4 it is one run.
-  Seven runs of DP-SGD were made on an H200. Not run: Aug-PE at epsilon 4 on 20,000 and 100,000.
-"""
-
-
 def section() -> list[str]:
     """Draw the picture; return the section that shows it."""
     draw()
@@ -111,6 +86,4 @@ def section() -> list[str]:
         f"is {TESTS:,} other notes of the private one. DP-SGD takes {STEPS} steps of {BATCH} notes "
         f"for every size, an equal amount of work; with larger batches, {LARGER:,}. Dots: a "
         f"guess. Floor: epsilon {FLOOR:g}, and for DP-SGD the model before its training.",
-        "",
-        *READING.splitlines(),
     ]

@@ -15,8 +15,8 @@ from dpray.runs.plan import Choice
 from dpray.types import InputError, OnProgress, Progress
 
 METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
-"""The order of recommendation: with a small model, on two data sets, texts of the first method were
-nearest to real texts (experiments/results_small_model.md)."""
+"""The order of recommendation: with a small model texts of the first two methods were nearest to
+real texts, each on one of two data sets (docs/results.md)."""
 
 RECORDS = 1000
 """The number of texts to compare if the configuration gives none."""

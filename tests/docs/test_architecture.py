@@ -29,7 +29,9 @@ SEAMS = {
 }
 """The files that a way comes to without an import."""
 
-_NAMED = re.compile(r"`((?:dpray|tests|experiments|jobs|cluster)/[\w/.]+?\.\w+)(?::([\w.]+))?`")
+_NAMED = re.compile(
+    r"`((?:dpray|tests|benchmarks|experiments|jobs|cluster)/[\w/.]+?\.\w+)(?::([\w.]+))?`"
+)
 _WAY = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 

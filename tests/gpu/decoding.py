@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.bench_lockstep import DCLIP, SHAPES, WAYS, fill_vocabulary, made_up
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, PlainPrompt, Sampling
 from dpray.engines.row_variation import row_variation
 from dpray.engines.transformers import TransformersEngine, load_model, prefill
-from tests.benchmarks.bench_lockstep import DCLIP, SHAPES, WAYS, fill_vocabulary, made_up
 from tests.engines.tiny_model import make_model
 
 Row = dict[str, Any]

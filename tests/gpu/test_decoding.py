@@ -89,7 +89,7 @@ def test_two_gpus_draw_the_same_tokens(model_folder: str) -> None:
 
 def lockstep_ratios(*options: str) -> dict[str, dict[str, float]]:
     """Return each way's tokens a second, and their ratio to plain sampling's."""
-    command = [sys.executable, "-m", "tests.benchmarks.bench_lockstep", "--json", *options]
+    command = [sys.executable, "-m", "benchmarks.bench_lockstep", "--json", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     [line] = [line for line in done.stdout.splitlines() if line.startswith('{"vocabulary"')]

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.bench_dp_sgd import MODELS, TUNINGS, measure
 from dpray.methods.dp_sgd.training.clipped_loss import PerExampleLoss
-from tests.benchmarks.bench_dp_sgd import MODELS, TUNINGS, measure
 from tests.methods.dp_sgd.training.tiny_gradients import (
     clipped_sum,
     gpt2,

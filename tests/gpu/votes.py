@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.benchmarks.bench_voting import CENTRES, vectors, voting, voting_by_torch
+from benchmarks.bench_voting import CENTRES, vectors, voting, voting_by_torch
 
 DIMENSION = 384
 

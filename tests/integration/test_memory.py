@@ -1,6 +1,6 @@
 """Memory that does not grow with the data: the driver's, and a reading worker's.
 
-`tests/benchmarks/bench_shards.py` does the same with a million rows.
+`benchmarks/bench_shards.py` does the same with a million rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZES = (1_000, 100_000)
 
 def test_neither_the_driver_nor_a_reader_holds_the_rows(cluster: Cluster) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.bench_shards", "--json", *map(str, SIZES)],
+        [sys.executable, "-m", "benchmarks.bench_shards", "--json", *map(str, SIZES)],
         cwd=ROOT,
         env=environment(RAY_ADDRESS=cluster.address),
         capture_output=True,

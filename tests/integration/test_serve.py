@@ -237,8 +237,8 @@ def test_a_gateway_that_is_killed_costs_a_retry_and_no_request(served: Served) -
 
 
 def test_a_key_that_floods_the_endpoint_does_not_starve_another(served: Served) -> None:
-    """Ten times the quiet p99 is the aim (`tests/benchmarks/bench_floods.py`); a busy machine gets
-    more. Without fair places the good key waits for minutes, and with them for two answers."""
+    """Ten times the quiet p99 is the aim; a busy machine gets more. Without
+    fair places the good key waits for minutes, and with them for two answers."""
     client = served.client(OTHER)
     seconds_of_answers(lambda: chat(client), 0, fewest=10)
     limit = 30 * p99(seconds_of_answers(lambda: chat(client), 2, fewest=20))

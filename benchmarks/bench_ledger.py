@@ -1,7 +1,7 @@
 """Durable reservations and published rows a second through the accountant actor, and the waits of
 its callers, on SQLite and on PostgreSQL.
 
-    python -m tests.benchmarks.bench_ledger [--clients 64] [--seconds 10] [--rows 20] [--datasets 1]
+    python -m benchmarks.bench_ledger [--clients 64] [--seconds 10] [--rows 20] [--datasets 1]
 
 Every client is a thread of its own; the threads are in `--processes` processes of Ray. Each client
 first makes one call after the other, as fast as it is answered. Then all together make what the

@@ -1,6 +1,6 @@
 """Per-example clipping beside plain training and Opacus: examples a second, and peak memory.
 
-    python -m tests.benchmarks.bench_dp_sgd [--examples 32] [--length 128] [--micro-batch 8]
+    python -m benchmarks.bench_dp_sgd [--examples 32] [--length 128] [--micro-batch 8]
         [--size small]
 
 A GPT-2-small-shaped and a Llama-shaped model with random weights, all of them trained or LoRA of

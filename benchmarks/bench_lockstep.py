@@ -1,6 +1,6 @@
 """Private lockstep decoding against plain sampling: tokens per second on the same requests.
 
-    python -m tests.benchmarks.bench_lockstep [--json] [--rows 32] [--tokens 16] [--rounds 3]
+    python -m benchmarks.bench_lockstep [--json] [--rows 32] [--tokens 16] [--rounds 3]
         [--frame 0] [--shape tiny]
 
 Random models of Llama's shape with large vocabularies. They are tiny, so that what chooses tokens

@@ -1,6 +1,6 @@
 """Votes of private records for their nearest synthetic texts, alone, by torch and by actors of Ray.
 
-    python -m tests.benchmarks.bench_voting [--private 1000000] [--synthetic 5000]
+    python -m benchmarks.bench_voting [--private 1000000] [--synthetic 5000]
 
 Random unit vectors around common centres. The time has neither the start of Ray in it nor the way
 of the shards into the object store. torch searches in float32 on the GPU if there is one, and does

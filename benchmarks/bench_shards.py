@@ -1,7 +1,7 @@
 """Rows sharded and gathered on Ray by a driver without an engine: its time, and its memory.
 
-    python -m tests.benchmarks.bench_shards [--json] [1000 100000 1000000]
-    python -m tests.benchmarks.bench_shards --run [--batch-size 10] 1000000
+    python -m benchmarks.bench_shards [--json] [1000 100000 1000000]
+    python -m benchmarks.bench_shards --run [--batch-size 10] 1000000
 
 Every batch arrives whole on a worker, which checks it as the decoder does. "memory" is the driver's
 peak so far, which grows by the batches' names and by Ray's bookkeeping, not by the rows. "read" is
