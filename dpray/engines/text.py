@@ -312,8 +312,8 @@ class TextCodec:
 
 
 LOADS_NO_MODEL = False
-"""Whether this process loads no model, as that of `dpray plan`. It sets this itself, and tokenizers
-are then read without torch."""
+"""The process of `dpray plan`, which loads no model, sets this: tokenizers are then read without
+torch."""
 
 
 def codec_of(model: str, max_model_len: int | None) -> TextCodec:
