@@ -24,10 +24,12 @@ from rich.table import Table
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Engine,
+    HostSync,
     LockstepGroup,
     Prompt,
+    Selected,
+    Selection,
     SelectorSpec,
-    Waiting,
 )
 from dpray.io.records import read_rows
 from dpray.workers.engine import build_engine
@@ -50,12 +52,15 @@ class Orders:
         logits_private_SV: torch.Tensor,
         highest_S: torch.Tensor,
         logits_public_V: torch.Tensor,
-    ) -> Waiting[int]:
-        rows = {"shared": logits_private_SV[-1], "alone": logits_public_V}
-        for name, row_V in rows.items():
-            order = torch.argsort(row_V.float(), descending=True, stable=True)
-            self.orders[name].append((yield order[:EDGES]).long().tolist())
-        return self.script[len(self.orders["alone"]) - 1]
+    ) -> Selection:
+        rows_2V = torch.stack([logits_private_SV[-1], logits_public_V]).float()
+        order = torch.argsort(rows_2V, dim=-1, descending=True, stable=True)
+        return HostSync(order[:, :EDGES], self.keep)
+
+    def keep(self, order: torch.Tensor) -> Selection:
+        for name, row in zip(self.orders, order.long().reshape(2, -1).tolist(), strict=True):
+            self.orders[name].append(row)
+        return Selected(self.script[len(self.orders["alone"]) - 1])
 
     def state(self) -> dict[str, Any]:
         return {"orders": self.orders}
