@@ -194,11 +194,12 @@ def workers(folder: Path, fault: str = "") -> Callable[[], Any]:
     return make
 
 
-def counters() -> Callable[[Config], Any]:
-    """Makes workers of shards that count their records."""
+def counters() -> Any:
+    """The class of shards' workers that count their records; it travels to actors as a value."""
 
     class Counter:
-        number = 0
+        def __init__(self, config: Config) -> None:
+            self.number = 0
 
         def load(self, rows: Any) -> None:
             self.number += len(rows)
@@ -206,7 +207,7 @@ def counters() -> Callable[[Config], Any]:
         def count(self) -> int:
             return self.number
 
-    return lambda config: Counter()
+    return Counter
 
 
 def work(
@@ -317,8 +318,8 @@ class TestOnRay:
             row for rows in groups.work(config, wanted, workers(tmp_path), 1) for row in rows
         ]
         assert {outcome["batch"] for outcome in outcomes} == set(wanted)
-        with closing(Shards(config, counters())) as shards:
-            assert sum(shards.call("count")) == len(texts.replace(" ", ""))
+        with closing(Shards(config, counter := counters())) as shards:
+            assert sum(shards.each(counter.count)) == len(texts.replace(" ", ""))
 
     def test_lines_of_a_cut_file_are_counted_in_tasks(self, tmp_path: Path) -> None:
         files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "c.csv"]
@@ -347,8 +348,8 @@ class TestOnRay:
     ) -> None:
         data = config.data.hashed([file_digest(str(records_file))])
         config = config.model_copy(update={"data": data})
-        with closing(Shards(config, counters())) as shards:
-            assert sum(shards.call("count")) == 60
+        with closing(Shards(config, counter := counters())) as shards:
+            assert sum(shards.each(counter.count)) == 60
         records_file.write_text(records_file.read_text().replace("Marlowe 7", "Marlowe seven"))
         with pytest.raises(InputError, match=r"^data\.path: records\.jsonl has changed"):
             Shards(config, counters())

@@ -50,7 +50,7 @@ def release(session: DpSgdSession) -> Release:
             "the same command goes on from the last checkpoint: the steps after it, "
             f"{plan.checkpoint_steps} at most, use up method.spare_steps or are charged again"
         )
-    trained = session.publish_once(MODEL, lambda: train(session), pays_for_repeats=True)
+    trained = session.publish_once(MODEL, train, session, pays_for_repeats=True)
     files: dict[str, str] = trained["files"]
     session.resume_hint = resume_hint
     if hashes(released_folder(session)) != files:
