@@ -20,7 +20,7 @@ import psutil
 from simulation_values import Engine, Load
 
 from dpray.config.config import Config
-from dpray.engines.base import Lockstep, LockstepGroup, LockstepResult
+from dpray.engines.base import Following, LockstepGroup, LockstepResult, nothing_follows
 from dpray.methods.registry import run
 from dpray.types import Progress
 from dpray.workers.groups import GroupActor
@@ -45,7 +45,9 @@ class SleepingEngine(Stub):
         self.engine = engine
         self._rng = random.Random()
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Iterator[LockstepResult]:
         engine, source = self.engine, iter(groups)
         running: list[LockstepGroup] = []
         lengths: list[int] = []
@@ -69,12 +71,13 @@ class SleepingEngine(Stub):
             left = [number - 1 for number in left]
             for place in reversed(range(len(running))):
                 if left[place] == 0:
-                    following = yield self._text(running[place], lengths[place])
-                    if following is None:
+                    result = self._text(running[place], lengths[place])
+                    if (text := following(result)) is None:
                         del running[place], lengths[place], left[place]
                     else:
-                        running[place], lengths[place] = following, self._length()
+                        running[place], lengths[place] = text, self._length()
                         left[place] = lengths[place]
+                    yield result
 
     def _length(self) -> int:
         drawn = 1 + int(self._rng.expovariate(1 / self.engine.tokens))

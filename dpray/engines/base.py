@@ -231,9 +231,13 @@ class LockstepResult:
     state: Mapping[str, Any] = field(repr=False)
 
 
-Lockstep: TypeAlias = "Generator[LockstepResult, LockstepGroup | None]"
-"""A generator that yields each finished text, and is sent the next text of the same rows, or
-None."""
+Following = Callable[[LockstepResult], LockstepGroup | None]
+"""Takes a finished text, and returns the next text of the same rows if there is one. An engine
+calls it once for every text, before it yields the text."""
+
+
+def nothing_follows(result: LockstepResult) -> None:
+    """Every group is one text."""
 
 
 class TextGenerator(Protocol):
@@ -277,8 +281,11 @@ class Engine(TextGenerator, Protocol):
         function of `text` only, in time bounded by `max_tokens` however long the text is."""
         ...
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
-        """Decode every group; any number of them may run side by side. `groups` is consumed lazily:
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Generator[LockstepResult]:
+        """Decode every group, and the texts `following` it; any number of groups may run side by
+        side. Yield each text when it is finished. `groups` is consumed lazily:
         one is taken when there is room for it. A group may have any number of rows. An error of
         theirs is raised as it is, and so is EngineError if the rows of a group cannot be kept
         together; what is under way then is given up, as it is when the generator is closed."""

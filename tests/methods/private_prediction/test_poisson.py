@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dpray.config.config import Config, EngineConfig
-from dpray.engines.base import Engine
+from dpray.engines.base import Engine, nothing_follows
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import SecretKey, new_key
@@ -44,14 +44,15 @@ class Watched(Kept):
     def build(self, section: EngineConfig, **_: Any) -> Any:
         return self
 
-    def decode_lockstep(self, groups: Any) -> Any:
+    def decode_lockstep(self, groups: Any, following: Any = nothing_follows) -> Any:
         def seen() -> Iterator[Any]:
             for group in groups:
                 self.sizes[group.group_id] = len(group.private_prompts)
                 yield group
 
         # A list is the device's own test, with public prompts.
-        return self.engine.decode_lockstep(groups if isinstance(groups, list) else seen())
+        mine = groups if isinstance(groups, list) else seen()
+        return self.engine.decode_lockstep(mine, following)
 
     def on_progress(self, progress: Progress) -> None:
         self.said.append(progress)
