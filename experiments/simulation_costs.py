@@ -28,7 +28,7 @@ from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger, NullLedger
 from dpray.methods.private_prediction.decoder import BatchDecoder
-from dpray.methods.private_prediction.release import Decoded, batches_of, publish, records
+from dpray.methods.private_prediction.release import Totals, batches_of, publish, records
 from dpray.methods.registry import run
 from dpray.runs.folder import ReleaseFolder
 from dpray.types import Budget, Progress
@@ -163,7 +163,7 @@ def parts() -> dict[str, float]:
         plan = plan_of(folder, 100_000, 10, **method)
         released = ReleaseFolder(str(folder / "out"))
         session: Any = Publishing(plan=plan, folder=released)
-        batches, number, done = plan.batches.batch_ids(), count(), Decoded()
+        batches, number, done = plan.batches.batch_ids(), count(), Totals()
 
         def part(size: int) -> None:
             found = outcomes([next(batches) for _ in range(size)])

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.config.config import Config, DataConfig
-from dpray.engines.requests import Ask, Request, answered
+from dpray.engines.requests import Ask, Request, ask_until_accepted
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
@@ -183,7 +183,7 @@ def write_texts(
         held = set(TermMatcher(sequences[number][1]).matches(text))
         return len(held) < settings.least_terms or prompts.template.refused(text)
 
-    return answered(ask, request, len(sequences), settings.max_retries, refused)
+    return ask_until_accepted(ask, request, len(sequences), settings.max_retries, refused)
 
 
 def report(session: DpKpsSession) -> dict[str, Any]:

@@ -8,7 +8,7 @@ a text, t the private tokens drawn for the batch so far. Lines 12 to 20, one tok
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -81,16 +81,16 @@ class PrivatePrediction:
         soon as it is."""
         states: dict[str, BatchState] = {}
 
-        def first_texts() -> Iterator[LockstepGroup]:
-            for S in batches:  # line 3
-                states[S.batch_id] = BatchState(S)  # lines 4 and 5
-                yield self.next_text(states[S.batch_id])
+        def first(S: Batch) -> LockstepGroup:
+            states[S.batch_id] = BatchState(S)  # lines 4 and 5
+            return self.next_text(states[S.batch_id])
 
         def following(x: LockstepResult) -> LockstepGroup | None:
             states[x.group_id].add(x)
             return self.next_text(states[x.group_id]) if self.goes_on(states[x.group_id]) else None
 
-        with closing(engine.decode_lockstep(first_texts(), following)) as texts:
+        groups = map(first, batches)  # line 3
+        with closing(engine.decode_lockstep(groups, following)) as texts:
             for x in texts:
                 if not self.goes_on(states[x.group_id]):
                     yield states.pop(x.group_id)

@@ -23,7 +23,7 @@ from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.registry import make_plan, run
 from dpray.runs.folder import BATCHES_KEY
 from dpray.types import InputError, Progress, Resumable
-from dpray.workers.groups import Groups
+from dpray.workers.groups import BatchGathering
 from tests.engines.kept import Kept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -216,6 +216,11 @@ def test_a_run_that_lost_its_key_is_refused(config: Config, engine: Engine) -> N
 def test_no_repr_of_what_is_sent_to_workers_shows_the_key() -> None:
     key = SecretKey(new_key())
     made = PoissonBatches({"": 3}, {"": 0.5})
-    for sent in (Groups(made, key, 1), partial(BatchDecoder, "plan", key), [key], {"k": key}):
+    for sent in (
+        BatchGathering(made, key, 1),
+        partial(BatchDecoder, "plan", key),
+        [key],
+        {"k": key},
+    ):
         assert str(key) not in repr(sent)
     assert pickle.loads(pickle.dumps(key)) == key
