@@ -27,7 +27,7 @@ import pyarrow as pa
 import typer
 
 from dpray.config.config import Config
-from dpray.engines.base import LockstepGroup, LockstepResult
+from dpray.engines.base import LockstepGroup, LockstepResult, nothing_follows
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.formats import Piece
 from dpray.mechanisms.randomness import new_salt
@@ -102,11 +102,13 @@ class Stub:
     def truncate(self, text: str, max_tokens: int) -> str:
         return text[:max_tokens]
 
-    def decode_lockstep(self, groups: Any) -> Any:
+    def decode_lockstep(self, groups: Any, following: Any = nothing_follows) -> Any:
         for group in groups:
-            following = group
-            while following is not None:
-                following = yield self.answer(following)
+            text = group
+            while text is not None:
+                result = self.answer(text)
+                text = following(result)
+                yield result
 
     def answer(self, group: LockstepGroup) -> LockstepResult:
         t = group.selector.arguments.get("t", 0) + MAX_TOKENS

@@ -22,7 +22,6 @@ from typing import (
     Protocol,
     TypeAlias,
     TypeGuard,
-    TypeVar,
     runtime_checkable,
 )
 
@@ -79,10 +78,30 @@ stored before the others are done. Calls come in any order, one at a time, perha
 thread."""
 
 
-T = TypeVar("T")
-Waiting: TypeAlias = "Generator[torch.Tensor, torch.Tensor, T]"
-"""A generator that yields each tensor whose value it needs, is sent the value as float64 on the
-host (`select_tokens`), and returns a T."""
+@dataclass(frozen=True)
+class HostSync:
+    """A selection needs the value of `tensor`: `resume` goes on with it, float64 on the host."""
+
+    tensor: torch.Tensor
+    resume: Callable[[torch.Tensor], Selection]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A selection has ended with the token that continues every row. None ends the text, which
+    stays unfinished."""
+
+    token: int | None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A selection has ended with an error."""
+
+    error: Exception
+
+
+Selection: TypeAlias = HostSync | Selected | Failed
 
 
 class TokenSelector(Protocol):
@@ -108,8 +127,9 @@ class TokenSelector(Protocol):
         logits_private_SV: torch.Tensor,
         highest_S: torch.Tensor,
         logits_public_V: torch.Tensor,
-    ) -> Waiting[int | None]:
-        """Return the token that continues every row; None ends the text, which stays unfinished.
+    ) -> Selection:
+        """Select the token of this position, up to the first value that has to be copied to the
+        host.
 
         `logits_private_SV` are the rows that `add` was not given, or none. It is called exactly
         once for every position.
@@ -121,26 +141,21 @@ class TokenSelector(Protocol):
         ...
 
 
-def select_tokens(selections: Sequence[Waiting[T]]) -> list[T | Exception]:
-    """Run the groups' selections of one step side by side; return the tokens that they choose, or
-    the errors that they raise.
+def select_tokens(selections: Sequence[Selection]) -> list[Selected | Failed]:
+    """Bring the selections of one step to their ends, side by side.
 
-    They wait for the device together: what they yield is copied to the host at once. What they
-    compute on it stays apart, so a group's token is a function of its own rows and key.
+    They wait for the device together: the values that they need are copied to the host at once.
+    What they compute on it stays apart, so a group's token is a function of its own rows and key.
     """
-    chosen: dict[int, T | Exception] = {}
-    seen: dict[int, Any] = dict.fromkeys(range(len(selections)))
-    while seen:
-        asked: dict[int, torch.Tensor] = {}
-        for i, value in seen.items():
+    now = list(selections)
+    while waiting := {i: each for i, each in enumerate(now) if isinstance(each, HostSync)}:
+        values = _on_host([sync.tensor for sync in waiting.values()])
+        for (i, sync), value in zip(waiting.items(), values, strict=True):
             try:
-                asked[i] = selections[i].send(value).double()
-            except StopIteration as end:
-                chosen[i] = end.value
+                now[i] = sync.resume(value)
             except Exception as error:
-                chosen[i] = error
-        seen = _on_host(asked)
-    return [chosen[i] for i in range(len(selections))]
+                now[i] = Failed(error)
+    return [each for each in now if not isinstance(each, HostSync)]
 
 
 def select_token(
@@ -153,21 +168,19 @@ def select_token(
     `highest_S` is by default that of rows which were finite before."""
     if highest_S is None:
         highest_S = highest(logits_private_SV)
-    [token] = select_tokens([selector.select(logits_private_SV, highest_S, logits_public_V)])
-    if isinstance(token, Exception):
-        raise token
-    return token
+    [end] = select_tokens([selector.select(logits_private_SV, highest_S, logits_public_V)])
+    if isinstance(end, Failed):
+        raise end.error
+    return end.token
 
 
-def _on_host(tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Copy the tensors to the host, flattened and in one piece."""
+def _on_host(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Copy the tensors to the host in one piece, flattened, as float64."""
     import torch
 
-    if not tensors:
-        return {}
-    flat = torch.cat([tensor.flatten() for tensor in tensors.values()]).cpu()
-    sizes = [tensor.numel() for tensor in tensors.values()]
-    return dict(zip(tensors, flat.split(sizes), strict=True))
+    flat = torch.cat([tensor.double().flatten() for tensor in tensors]).cpu()
+    values: Sequence[torch.Tensor] = flat.split([tensor.numel() for tensor in tensors])
+    return values
 
 
 _resolved = cache(resolve_name)
@@ -218,9 +231,13 @@ class LockstepResult:
     state: Mapping[str, Any] = field(repr=False)
 
 
-Lockstep: TypeAlias = "Generator[LockstepResult, LockstepGroup | None]"
-"""A generator that yields each finished text, and is sent the next text of the same rows, or
-None."""
+Following = Callable[[LockstepResult], LockstepGroup | None]
+"""Takes a finished text, and returns the next text of the same rows if there is one. An engine
+calls it once for every text, before it yields the text."""
+
+
+def nothing_follows(result: LockstepResult) -> None:
+    """Every group is one text."""
 
 
 class TextGenerator(Protocol):
@@ -264,8 +281,11 @@ class Engine(TextGenerator, Protocol):
         function of `text` only, in time bounded by `max_tokens` however long the text is."""
         ...
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
-        """Decode every group; any number of them may run side by side. `groups` is consumed lazily:
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Generator[LockstepResult]:
+        """Decode every group, and the texts `following` it; any number of groups may run side by
+        side. Yield each text when it is finished. `groups` is consumed lazily:
         one is taken when there is room for it. A group may have any number of rows. An error of
         theirs is raised as it is, and so is EngineError if the rows of a group cannot be kept
         together; what is under way then is given up, as it is when the generator is closed."""

@@ -75,7 +75,7 @@ Ask = Callable[[Sequence[Request]], list[str]]
 """Returns the texts in the order of the requests, "" if the model wrote nothing."""
 
 
-def answered(
+def ask_until_accepted(
     ask: Ask,
     request: Callable[[int, int], Request],
     number: int,

@@ -25,10 +25,12 @@ import numpy as np
 from dpray.engines.base import (
     Engine,
     EngineError,
+    HostSync,
     LockstepGroup,
     Prompt,
+    Selected,
+    Selection,
     SelectorSpec,
-    Waiting,
 )
 from dpray.types import InputError
 
@@ -83,11 +85,14 @@ class RowProbe:
         logits_private_SV: torch.Tensor,
         highest_S: torch.Tensor,
         logits_public_V: torch.Tensor,
-    ) -> Waiting[int]:
+    ) -> Selection:
         first_V = logits_public_V if self.added is None else self.added
         row_V = (first_V if len(logits_private_SV) == 0 else logits_private_SV[0]).float()
-        self.logits.append((yield row_V[:: max(1, len(row_V) // TOKENS)]).tolist())
-        return self.token
+        return HostSync(row_V[:: max(1, len(row_V) // TOKENS)], self._keep)
+
+    def _keep(self, logits: torch.Tensor) -> Selection:
+        self.logits.append(logits.tolist())
+        return Selected(self.token)
 
     def state(self) -> dict[str, Any]:
         return {"logits": self.logits}

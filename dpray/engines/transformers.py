@@ -11,7 +11,7 @@ import gc
 import inspect
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -25,7 +25,7 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Completion,
     EngineError,
-    Lockstep,
+    Following,
     LockstepGroup,
     LockstepResult,
     OnCompletion,
@@ -34,6 +34,7 @@ from dpray.engines.base import (
     Samplings,
     engine_error,
     failure_name,
+    nothing_follows,
     select_token,
     selector_error,
 )
@@ -328,12 +329,16 @@ class TransformersEngine(TextCodec):
             processors.append(AllowedTokens(masks))
         return LogitsProcessorList(processors)
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Generator[LockstepResult]:
         try:
             for first in groups:
                 group: LockstepGroup | None = first
                 while group is not None:
-                    group = yield self._decoded(group)
+                    result = self._decoded(group)
+                    group = following(result)
+                    yield result
         finally:
             self._prefilled = None
 

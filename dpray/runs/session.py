@@ -2,7 +2,7 @@
 
     def release(session: Session[SomePlan]) -> Release:
         with session.shards(MyWorker) as shards:
-            noisy = session.publish_once("votes", lambda: mechanism(shards.call("counts")))
+            noisy = session.publish_once("votes", noisy_counts, shards)
         with session.language_model() as ask:
             texts = ask(requests(noisy))
         return Release([{"text": text} for text in texts], {"llm_calls": len(texts)})
@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,7 @@ from dpray.workers.engine import BuildEngine, after_trial
 from dpray.workers.engine_pool import EnginePool, on_pool
 from dpray.workers.metrics import Record, RunMetrics, no_metrics
 from dpray.workers.rows import Row, data_pieces, record_rows
-from dpray.workers.shards import Shards, Worker
+from dpray.workers.shards import Shards, W
 
 LOSSES = "losses.jsonl"
 """The file in `private` that has the causes of repeats."""
@@ -61,6 +61,7 @@ FAILURES = "failures.jsonl"
 """The file in `private` that has failures which the ledger does not know yet."""
 
 P = TypeVar("P", bound=Plan)
+Arguments = TypeVarTuple("Arguments")
 
 
 @dataclass(frozen=True)
@@ -250,10 +251,14 @@ class Session(Generic[P]):
         return self.folder.published_output(f"{unit}.json")
 
     def publish_once(
-        self, unit: str, mechanism: Callable[[], dict[str, Any]], *, pays_for_repeats: bool = False
+        self,
+        unit: str,
+        mechanism: Callable[[*Arguments], dict[str, Any]],
+        *arguments: *Arguments,
+        pays_for_repeats: bool = False,
     ) -> dict[str, Any]:
         """Return the output of one mechanism of the plan, which the ledger begins and which is run
-        and published once.
+        with these arguments and published once.
 
         An output that was published before is returned as it is. A mechanism that was interrupted,
         or lost for a reason on the short list (`dpray.workers.cluster.reason_to_repeat`), before it
@@ -268,7 +273,7 @@ class Session(Generic[P]):
         self._refuse_failed(unit)
         self.ledger.begin(charge_key, self.attempt_id, [unit])
         try:
-            self.publish_file(f"{unit}.json", {unit: mechanism()})
+            self.publish_file(f"{unit}.json", {unit: mechanism(*arguments)})
         except BaseException as error:
             says_so = pays_for_repeats and isinstance(error, DprayError)
             if is_own_failure(error) and not says_so:
@@ -321,20 +326,21 @@ class Session(Generic[P]):
         if output is None:
             self.show("counting labels")
             with self.shards(LabelCounter) as shards:
-                output = self.publish_once("labels", lambda: noisy_labels(shards, histogram))
+                output = self.publish_once("labels", noisy_labels, shards, histogram)
         self.plan = replace(self.plan, proportions=output["proportions"])
 
     # Private records
 
     def shards(
         self,
-        make_worker: Callable[[Config], Worker],
+        worker: Callable[[Config, *Arguments], W],
+        *arguments: *Arguments,
         config: Config | None = None,
         gpus: float = 0.0,
-    ) -> closing[Shards]:
+    ) -> closing[Shards[W]]:
         """Return workers that together hold all private records; `config` gives them other
         resources."""
-        return closing(Shards(config or self.config, make_worker, gpus))
+        return closing(Shards(config or self.config, worker, *arguments, gpus=gpus))
 
     # Models
 
@@ -414,10 +420,10 @@ class LabelCounter:
         return self._counts_N
 
 
-def noisy_labels(shards: Shards, histogram: LabelHistogram) -> dict[str, Any]:
+def noisy_labels(shards: Shards[LabelCounter], histogram: LabelHistogram) -> dict[str, Any]:
     """Return the noisy counts of the `LabelCounter`s and the proportions that follow from them;
     this is the one run of the histogram's mechanism."""
-    noisy_N = histogram(np.sum(shards.call("counts"), axis=0))
+    noisy_N = histogram(np.sum(shards.each(LabelCounter.counts), axis=0))
     return {
         "noisy_counts": dict(zip(histogram.labels, noisy_N.tolist(), strict=True)),
         "proportions": histogram.proportions(noisy_N),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -25,7 +25,7 @@ from dpray.config.config import Config
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.cluster import never_repeated, own_errors
 from dpray.workers.pool import ActorPool, OnLoss, RayActors, RepeatPrivate, Work
-from dpray.workers.pool_actor import OUTCOME_SECONDS, Emit, Pieces, PoolActor
+from dpray.workers.pool_actor import Emit, Pieces, PoolActor
 from dpray.workers.rows import (
     ROWS,
     Row,
@@ -75,9 +75,13 @@ class GroupWorker(Protocol):
 
 
 @dataclass(frozen=True)
-class Groups:
-    """The groups of a run's rows. `secret` is the key of Poisson batches, "" for disjoint ones.
-    `expected_rows` is the public number of rows expected in a group."""
+class BatchGathering:
+    """Brings the rows of each group together. `secret` is the key of Poisson batches, "" for
+    disjoint ones. `expected_rows` is the public number of rows expected in a group.
+
+    On Ray this process holds the names of the groups; without Ray it holds all rows. Raises
+    dpray's own errors as a task raised them, Ray's otherwise.
+    """
 
     batches: HashPartition | PoissonBatches
     secret: str = field(repr=False)
@@ -94,61 +98,7 @@ class Groups:
         by_place = isinstance(self.batches, PoissonBatches)
         return partial(record_rows, data=config.data, by_place=by_place)
 
-    def work(
-        self,
-        config: Config,
-        wanted: Sequence[str],
-        make_worker: Callable[[], GroupWorker],
-        task_size: int,
-        on_loss: OnLoss = lambda worker_id, error: None,
-    ) -> Generator[list[Outcome]]:
-        """Yield the outcomes of the wanted groups, in lists of about `task_size`. The first list is
-        empty: the rows are gathered. On Ray an empty list comes each second without an outcome, and
-        `on_loss` is told of each actor whose work others take over.
-
-        A worker gets about `task_size` groups at a time, and asks for the next ones before it is
-        done with these. On Ray this process holds the names of the groups and one list of outcomes;
-        without Ray it holds all rows.
-
-        Raises DprayError as a task raised it; InputError or EngineError for a worker that cannot be
-        made; Ray's error otherwise. Groups that no other actor may take raise it at the end.
-        """
-        if config.runtime.uses_ray:
-            yield from self._work_on_ray(config, wanted, make_worker, task_size, on_loss)
-            return
-        members = self._members_here(config, wanted)
-
-        def tasks() -> Iterator[list[Row]]:
-            for start in range(0, len(wanted), task_size):
-                task = wanted[start : start + task_size]
-                yield [row | {KEY: group} for group in task for row in members.pop(group)]
-
-        yield []
-        with closing(make_worker()) as worker, closing(worker.work(tasks())) as outcomes:
-            lots = ([outcome] for outcome in outcomes)
-            yield from batched_within(lots, task_size, OUTCOME_SECONDS)
-
-    def _work_on_ray(
-        self,
-        config: Config,
-        wanted: Sequence[str],
-        make_worker: Callable[[], GroupWorker],
-        task_size: int,
-        on_loss: OnLoss,
-    ) -> Generator[list[Outcome]]:
-        with own_errors():
-            # Before the actors start, which may take every CPU there is.
-            blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
-            check_cut_files(data_pieces(config.data))
-            yield []
-            slices = cut_blocks(blocks, round(len(wanted) / (len(blocks) * task_size)))
-            del blocks
-            pool = group_pool(config, make_worker, task_size, on_loss)
-            with closing(pool.run(slices)) as steps:
-                for results in steps:
-                    yield [outcome for _, outcome in results]
-
-    def _members_here(self, config: Config, wanted: Sequence[str]) -> dict[str, list[Row]]:
+    def here(self, config: Config, wanted: Sequence[str]) -> dict[str, list[Row]]:
         """Return the rows of each wanted group, its placeholder first."""
         members: dict[str, list[Row]] = {group: [PLACEHOLDER] for group in wanted}
         for row in local_rows(config.data, self.rows_of(config)):
@@ -156,6 +106,14 @@ class Groups:
                 if group in members:
                     members[group].append(row)
         return members
+
+    def on_ray(self, config: Config, wanted: Sequence[str], task_size: int) -> Iterator[Work]:
+        """Return the pieces of work for a pool, each with whole groups. To be called before its
+        actors start, which may take every CPU there is."""
+        with own_errors():
+            blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
+            check_cut_files(data_pieces(config.data))
+        return cut_blocks(blocks, round(len(wanted) / (len(blocks) * task_size)))
 
     def gathered(self, config: Config, wanted: Sequence[str], task_size: int) -> ray.data.Dataset:
         """Return the rows in `block_count` blocks that hold every wanted group whole, including its
@@ -166,7 +124,7 @@ class Groups:
         rows = ray_rows(
             config,
             self.rows_of(config),
-            lambda rows: tables_of(self._members(rows, ray.get(reference)), MEMBERS),
+            lambda rows: self._tables(rows, ray.get(reference)),
         )
         runtime = config.runtime
         number = block_count(
@@ -179,12 +137,51 @@ class Groups:
         )
         return rows.union(from_arrow(placeholders)).repartition(number, keys=[KEY])
 
-    def _members(self, rows: Iterable[Row], wanted: frozenset[str]) -> Iterator[Row]:
-        """Yield the rows of the wanted groups, a row as often as it is in one."""
-        for row in rows:
-            for group in self.joined(row):
-                if group in wanted:
-                    yield row | {KEY: group}
+    def _tables(self, rows: Iterable[Row], wanted: frozenset[str]) -> Iterator[pa.Table]:
+        """Return tables of the wanted groups' rows, which have a row as often as it is in one."""
+        return tables_of(chain.from_iterable(map(partial(self._members, wanted), rows)), MEMBERS)
+
+    def _members(self, wanted: frozenset[str], row: Row) -> list[Row]:
+        return [row | {KEY: group} for group in self.joined(row) if group in wanted]
+
+
+# Outcomes
+
+
+def outcomes_here(
+    members: dict[str, list[Row]], make_worker: Callable[[], GroupWorker], task_size: int
+) -> Generator[list[Outcome]]:
+    """Have one worker in this process do the groups. It takes their rows out of `members`."""
+    with (
+        closing(make_worker()) as worker,
+        closing(worker.work(_tasks_here(members, task_size))) as outcomes,
+    ):
+        for outcome in outcomes:
+            yield [outcome]
+
+
+def _tasks_here(members: dict[str, list[Row]], task_size: int) -> Iterator[list[Row]]:
+    while task := list(islice(members, task_size)):
+        yield [row | {KEY: group} for group in task for row in members.pop(group)]
+
+
+def outcomes_on_ray(
+    config: Config,
+    pieces: Iterator[Work],
+    make_worker: Callable[[], GroupWorker],
+    task_size: int,
+    on_loss: OnLoss = lambda worker_id, error: None,
+) -> Generator[list[Outcome]]:
+    """Have a pool of actors do the groups. `on_loss` is told of each actor whose work others take
+    over. An empty list comes each second without an outcome.
+
+    Raises DprayError as a task raised it; InputError or EngineError for a worker that cannot be
+    made; Ray's error otherwise. Groups that no other actor may take raise it at the end."""
+    with own_errors():
+        pool = group_pool(config, make_worker, task_size, on_loss)
+        with closing(pool.run(pieces)) as steps:
+            for results in steps:
+                yield [outcome for _, outcome in results]
 
 
 def group_texts(rows: Iterable[Row]) -> dict[str, list[str]]:
@@ -306,14 +303,14 @@ def _of_groups(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     return rows.filter(pc.is_in(column, pa.array(names, column.type)))
 
 
-def batched_within(
-    items: Iterable[list[T]],
+def outcome_lists(
+    items: Generator[list[T]],
     size: int,
     seconds: float = math.inf,
     clock: Callable[[], float] = monotonic,
 ) -> Generator[list[T]]:
     """Join lists: yield their members as soon as there are `size`, or any that came `seconds` after
-    the last ones. An empty list lets the time be looked at.
+    the last ones. An empty list lets the time be looked at. `items` is closed with this one.
 
     If `items` ends with an error, or a person interrupts it, what came before is yielded, and then
     the error raised.
@@ -321,11 +318,12 @@ def batched_within(
     waiting: list[T] = []
     last = clock()
     try:
-        for members in items:
-            waiting += members
-            if waiting and (len(waiting) >= size or clock() - last >= seconds):
-                batch, waiting, last = waiting, [], clock()
-                yield batch
+        with closing(items):
+            for members in items:
+                waiting += members
+                if waiting and (len(waiting) >= size or clock() - last >= seconds):
+                    batch, waiting, last = waiting, [], clock()
+                    yield batch
     except (Exception, KeyboardInterrupt):
         if waiting:
             yield waiting

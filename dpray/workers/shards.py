@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,21 +48,34 @@ class Worker(Protocol):
         ...
 
 
-class Shards:
-    """Workers, `make_worker(config)` for each shard, that each hold a part of the records. On Ray a
-    shard is an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
+W = TypeVar("W", bound=Worker)
+T = TypeVar("T")
+R = TypeVar("R")
+Arguments = TypeVarTuple("Arguments")
+
+
+class Shards(Generic[W]):
+    """Workers, `worker(config, *arguments)` for each shard, that each hold a part of the records.
+    On Ray a shard is an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
+
+        voters = Shards(config, Voters)
+        counts = voters.each(Voters.count, candidates_ND)
 
     Raises InputError for bad rows, Ray's error if an actor is lost, InputError or EngineError for a
     worker that cannot be made.
     """
 
     def __init__(
-        self, config: Config, make_worker: Callable[[Config], Worker], gpus: float = 0.0
+        self,
+        config: Config,
+        worker: Callable[[Config, *Arguments], W],
+        *arguments: *Arguments,
+        gpus: float = 0.0,
     ) -> None:
         self._actors: list[Any] = []
-        self._local: Any = None
+        self._local: W | None = None
         if not config.runtime.uses_ray:
-            self._local = make_worker(config)
+            self._local = worker(config, *arguments)
             rows = local_rows(config.data, partial(record_rows, data=config.data))
             for start in range(0, len(rows), CHUNK):
                 self._local.load(rows[start : start + CHUNK])
@@ -73,7 +85,8 @@ class Shards:
         actor = never_repeated(ShardActor, config, gpus)
         # As many as configured, even if some get no block: the batches of public work may not
         # depend on how many records there are.
-        self._actors = [actor.remote(config, make_worker) for _ in range(config.runtime.actors)]
+        shared = [ray.put(argument) for argument in arguments]
+        self._actors = [actor.remote(config, worker, *shared) for _ in range(config.runtime.actors)]
         _get(
             [
                 self._actors[number % len(self._actors)].load.remote(block)
@@ -81,18 +94,18 @@ class Shards:
             ]
         )
 
-    def call(self, method: str, *arguments: Any) -> list[Any]:
+    def each(self, method: Callable[[W, *Arguments], R], *arguments: *Arguments) -> list[R]:
         """Return each worker's answer to the same arguments, in the order of the shards."""
         if self._local is not None:
-            return [getattr(self._local, method)(*arguments)]
+            return [method(self._local, *arguments)]
         shared = [ray.put(argument) for argument in arguments]
         return _get([actor.call.remote(method, *shared) for actor in self._actors])
 
-    def scatter(self, method: str, items: Sequence[Any]) -> list[Any]:
+    def scatter(self, method: Callable[[W, Sequence[T]], R], items: Sequence[T]) -> list[R]:
         """Apply the workers' method to slices of `items`, and return the answers in order: public
         work is distributed over the same actors."""
         if self._local is not None:
-            return [getattr(self._local, method)(items)]
+            return [method(self._local, items)]
         size = -(-len(items) // len(self._actors)) or 1
         calls = [
             actor.call.remote(method, items[start : start + size])
@@ -109,20 +122,23 @@ class Shards:
 class ShardActor:
     """Delegates to its worker. If that cannot be made, every answer is the reason."""
 
-    def __init__(self, config: Config, make_worker: Callable[[Config], Worker]) -> None:
+    def __init__(self, config: Config, worker: Callable[..., Worker], *arguments: Any) -> None:
         hide_other_gpus()
-        self._worker: Any = try_to_load(lambda: make_worker(config))
+        self._worker = try_to_load(lambda: worker(config, *arguments))
 
-    def load(self, block: pa.Table) -> Any:
-        with without_words():
-            rows = block.to_pylist()
-        return self.call("load", rows)
-
-    def call(self, method: str, *arguments: Any) -> Any:
+    def load(self, block: pa.Table) -> Exception | None:
+        """Have the worker load the rows. Return the reason if there is no worker."""
         if isinstance(self._worker, Exception):
             return self._worker
         with without_words():
-            return getattr(self._worker, method)(*arguments)
+            self._worker.load(block.to_pylist())
+        return None
+
+    def call(self, method: Callable[..., R], *arguments: Any) -> R | Exception:
+        if isinstance(self._worker, Exception):
+            return self._worker
+        with without_words():
+            return method(self._worker, *arguments)
 
 
 def _blocks(config: Config) -> list[Any]:
@@ -151,8 +167,8 @@ def _get(references: list[Any]) -> list[Any]:
 
 
 class Voters:
-    """One shard of the private records, embedded once. Its counts are exact and private: `Vote`
-    adds the noise to the sum of all shards.
+    """One shard of the private records, embedded once. Its counts are exact and private:
+    `noisy_votes` adds the noise to the sum of all shards.
 
     Claim: a record's embedding depends on that record only, and public ones on public texts only:
     they come from a copy of the model that never reads a private text. Both copies were tried for a
@@ -213,28 +229,27 @@ def check_voters(config: Config, gpus: float = 0.0) -> None:
         raise InputError(str(error)) from None
 
 
-def embedded(voters: Shards, texts: Sequence[str]) -> Embeddings:
+def embedded(voters: Shards[Voters], texts: Sequence[str]) -> Embeddings:
     """Embed public texts, shared out among all shards; shape (N, D) for N texts."""
-    vectors_ND: Embeddings = np.concatenate(voters.scatter("embed", texts))
+    vectors_ND: Embeddings = np.concatenate(voters.scatter(Voters.embed, texts))
     return vectors_ND
 
 
-@dataclass(frozen=True)
-class Vote:
-    """One vote of the private records, which the shards `voters` hold. Without a `mechanism` it has
-    no noise and is not private."""
+def noisy_votes(
+    voters: Shards[Voters],
+    mechanism: VoteHistogram | None,
+    candidates_ND: Mapping[str, Embeddings],
+) -> dict[str, Counts]:
+    """Hold one vote: return the noisy votes for each label's candidates, shape (N,) each. Without a
+    `mechanism` they have no noise and are not private.
 
-    voters: Shards
-    mechanism: VoteHistogram | None
-
-    def __call__(self, candidates_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
-        """Return the noisy votes for each label's candidates, shape (N,) each. A record votes in
-        its own label only, so all labels together are one application of the mechanism."""
-        shards: list[dict[str, Counts]] = self.voters.call("count", dict(candidates_ND))
-        exact: dict[str, Counts] = {
-            label: np.add.reduce([counts[label] for counts in shards], dtype=np.int64)
-            for label in candidates_ND
-        }
-        if self.mechanism is None:
-            return exact
-        return {label: self.mechanism(exact_N) for label, exact_N in exact.items()}
+    A record votes in its own label only, so all labels together are one application of the
+    mechanism."""
+    shards = voters.each(Voters.count, dict(candidates_ND))
+    exact: dict[str, Counts] = {
+        label: np.add.reduce([counts[label] for counts in shards], dtype=np.int64)
+        for label in candidates_ND
+    }
+    if mechanism is None:
+        return exact
+    return {label: mechanism(exact_N) for label, exact_N in exact.items()}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from dpray.engines.base import (
     Completion,
     Engine,
     EngineError,
-    Lockstep,
     LockstepGroup,
     LockstepResult,
     Prompt,
@@ -58,14 +56,6 @@ def decode(engine: Engine, *groups: LockstepGroup) -> dict[str, LockstepResult]:
         results[result.group_id] = result
     assert results.keys() == {group.group_id for group in groups}
     return results
-
-
-def go_on(texts: Lockstep, following: Callable[[LockstepResult], LockstepGroup | None]) -> None:
-    """Decode what follows each text, until nothing does."""
-    group: LockstepGroup | None = None
-    with suppress(StopIteration):
-        while True:
-            group = following(texts.send(group))
 
 
 @pytest.mark.parametrize("rows", [7, 0])
@@ -159,7 +149,7 @@ def test_groups_of_different_sizes_side_by_side_with_their_next_texts(engine: En
         return make_group(engine, group_id, sizes[group_id], limit=limit, seed=text)
 
     groups = (make_group(engine, name, size, limit=4 + size % 5) for name, size in sizes.items())
-    go_on(engine.decode_lockstep(groups), following)
+    list(engine.decode_lockstep(groups, following))
     assert set(left.values()) == {0}
     assert len(results) == 15
     for result in results:
@@ -175,7 +165,7 @@ def test_the_same_text_again_from_the_cache(engine: Engine) -> None:
         results.append(result)
         return group if len(results) < 3 else None
 
-    go_on(engine.decode_lockstep([group]), following)
+    list(engine.decode_lockstep([group], following))
     assert len(results) == 3
     assert results[0].token_ids == results[1].token_ids == results[2].token_ids
     for other in results[1:]:

@@ -17,7 +17,7 @@ from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken
 from tests.engines.schemas import FILM
-from tests.engines.test_conformance import MAX_TOKENS, decode, go_on, make_group
+from tests.engines.test_conformance import MAX_TOKENS, decode, make_group
 
 GIB = 0.001
 """1,024 tokens of the tests' model, a quarter of what the largest groups below want."""
@@ -119,7 +119,7 @@ def test_the_next_texts_of_a_large_group(
             names = [name for name, _ in found]
             return following[result.group_id] if names.count(result.group_id) == 1 else None
 
-        go_on(engine.decode_lockstep(iter(first)), next_one)
+        list(engine.decode_lockstep(iter(first), next_one))
         return sorted(found)
 
     first = [group("a", 60), group("small", 2), group("b", 60)]

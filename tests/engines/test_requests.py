@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.engines.base import Completion, PlainPrompt, Prompt, Sampling
-from dpray.engines.requests import TRIES, Request, answered, try_request, written
+from dpray.engines.requests import TRIES, Request, ask_until_accepted, try_request, written
 from dpray.engines.schema.schema import read_schema
 from dpray.types import InputError, Resumable
 
@@ -25,7 +25,9 @@ def run(script: dict[str, str], count: int, max_retries: int) -> tuple[list[str]
         asked.append([request.request_id for request in requests])
         return [script.get(request.request_id, "fine") for request in requests]
 
-    return answered(ask, request, count, max_retries, lambda i, text: text in ("", "no")), asked
+    return ask_until_accepted(
+        ask, request, count, max_retries, lambda i, text: text in ("", "no")
+    ), asked
 
 
 def test_what_is_empty_or_refused_is_asked_again_so_often() -> None:
@@ -50,9 +52,9 @@ def test_a_text_of_a_schema_stays_whole() -> None:
     def request(number: int, attempt: int) -> Request:
         return Request("x", Prompt("Go"), sampling)
 
-    assert answered(lambda asked: [" a b c d e "], request, 1, 0, lambda i, text: False) == [
-        " a b c d e "
-    ]
+    assert ask_until_accepted(
+        lambda asked: [" a b c d e "], request, 1, 0, lambda i, text: False
+    ) == [" a b c d e "]
 
 
 ASKED = Request("x", Prompt("p"), Sampling(3))

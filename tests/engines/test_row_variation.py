@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Engine,
     EngineError,
-    Lockstep,
     LockstepGroup,
     LockstepResult,
     select_token,
@@ -47,7 +46,7 @@ class Rounding:
     def encode(self, prompt: Any) -> tuple[int, ...]:
         return tuple(range(1, 2 + len(prompt.user.split())))
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup], *_: Any) -> Iterator[LockstepResult]:
         for group in groups:
             rows = len(group.private_prompts)
             self.sizes.append(rows)
@@ -79,7 +78,9 @@ def test_an_empty_batch_shows_a_row_that_is_alone_in_its_pass() -> None:
     class Shared(Rounding):
         shares_public_pass = True
 
-        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        def decode_lockstep(
+            self, groups: Iterable[LockstepGroup], *_: Any
+        ) -> Iterator[LockstepResult]:
             for group in groups:
                 self.sizes.append(len(group.private_prompts))
                 selector = group.selector.build()
@@ -109,7 +110,9 @@ def test_a_prompt_with_the_last_token_in_it_is_compared_too() -> None:
     """A batch in parts computes its rows so."""
 
     class Passes(Rounding):
-        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        def decode_lockstep(
+            self, groups: Iterable[LockstepGroup], *_: Any
+        ) -> Iterator[LockstepResult]:
             for group in groups:
                 selector = group.selector.build()
                 for position in range(group.max_tokens):
@@ -130,7 +133,9 @@ def test_an_engine_that_holds_one_row_at_once_is_tested_too() -> None:
         def rows_at_once(self, tokens: int) -> int:
             return 1
 
-        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        def decode_lockstep(
+            self, groups: Iterable[LockstepGroup], *_: Any
+        ) -> Iterator[LockstepResult]:
             for group in groups:
                 self.sizes.append(len(group.private_prompts))
                 selector = group.selector.build()

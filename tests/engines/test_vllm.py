@@ -36,13 +36,13 @@ def processor(engine: Any) -> LockstepProcessor:
 def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of private rows of every draw."""
     seen: list[int] = []
-    original = LockstepProcessor._draw
+    original = LockstepProcessor._selection
 
     def counted(self: LockstepProcessor, group: Any, *logits: Any) -> Any:
         seen.append(len(group.indices) - 1)
         return original(self, group, *logits)
 
-    monkeypatch.setattr(LockstepProcessor, "_draw", counted)
+    monkeypatch.setattr(LockstepProcessor, "_selection", counted)
     return seen
 
 

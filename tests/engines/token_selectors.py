@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dpray.engines.base import Waiting
+from dpray.engines.base import HostSync, Selected, Selection
 from dpray.methods.private_prediction.logits import dclip_sum, probability_sum, recentred_sum
 from dpray.methods.private_prediction.token import PrivateTokenSelector
 
@@ -33,12 +33,15 @@ class PublicKeeper:
         logits_private_SV: torch.Tensor,
         highest_S: torch.Tensor,
         logits_public_V: torch.Tensor,
-    ) -> Waiting[int]:
+    ) -> Selection:
         bits = logits_public_V.float().cpu().numpy().tobytes()
         self.digests.append(hashlib.sha256(bits).hexdigest())
         order = torch.argsort(logits_public_V.float(), descending=True, stable=True)
-        self.orders.append((yield order).long().tolist())
-        return self.script[len(self.digests) - 1]
+        return HostSync(order, self.keep)
+
+    def keep(self, order: torch.Tensor) -> Selection:
+        self.orders.append(order.long().tolist())
+        return Selected(self.script[len(self.digests) - 1])
 
     def state(self) -> dict[str, Any]:
         return {"digests": self.digests, "orders": self.orders}
@@ -69,10 +72,10 @@ class Adder:
         logits_private_SV: torch.Tensor,
         highest_S: torch.Tensor,
         logits_public_V: torch.Tensor,
-    ) -> Waiting[int | None]:
+    ) -> Selection:
         self.parts[-1].append(len(logits_private_SV))
         self.parts.append([])
-        return (yield from self.selector.select(logits_private_SV, highest_S, logits_public_V))
+        return self.selector.select(logits_private_SV, highest_S, logits_public_V)
 
     def state(self) -> dict[str, Any]:
         return self.selector.state() | {"parts": self.parts[:-1]}
@@ -110,12 +113,14 @@ class Sums:
         logits_private_SV: torch.Tensor,
         highest_S: torch.Tensor,
         logits_public_V: torch.Tensor,
-    ) -> Waiting[int]:
+    ) -> Selection:
         self.add(logits_private_SV, highest_S, logits_public_V)
-        sums = yield torch.stack([torch.as_tensor(each) for each in self.totals])
+        return HostSync(torch.stack([torch.as_tensor(each) for each in self.totals]), self.keep)
+
+    def keep(self, sums: torch.Tensor) -> Selection:
         self.sums.append(sums.reshape(3, -1).tolist())
         self.clear()
-        return self.script[len(self.sums) - 1]
+        return Selected(self.script[len(self.sums) - 1])
 
     def state(self) -> dict[str, Any]:
         return {"sums": self.sums}
@@ -157,9 +162,9 @@ class MeanSampler:
         logits_private_SV: torch.Tensor,
         highest_S: torch.Tensor,
         logits_public_V: torch.Tensor,
-    ) -> Waiting[int | None]:
+    ) -> Selection:
         if self.limit is not None and self.calls >= self.limit:
-            return None
+            return Selected(None)
         self.calls += 1
         if self.fail_at == self.calls:
             raise ArithmeticError("a private number: 42")
@@ -169,8 +174,12 @@ class MeanSampler:
         self.first_row.append(float(torch.log_softmax(all_rows[0], -1)[7]))
         mean = torch.log_softmax(all_rows, dim=-1).mean(0)
         probabilities = torch.softmax(mean / self.temperature, dim=-1).cpu()
-        token = int((yield torch.multinomial(probabilities, 1, generator=self.generator)))
-        return self.script[self.calls - 1] if self.calls <= len(self.script) else token
+        drawn = torch.multinomial(probabilities, 1, generator=self.generator)
+        return HostSync(drawn, self.after_draw)
+
+    def after_draw(self, drawn: torch.Tensor) -> Selection:
+        scripted = self.script[self.calls - 1 : self.calls]
+        return Selected(scripted[0] if scripted else int(drawn))
 
     def state(self) -> dict[str, Any]:
         return {

@@ -16,6 +16,7 @@ import torch
 from dpray.accounting.event import Event
 from dpray.accounting.events import ExponentialMechanism
 from dpray.config.config import DataConfig
+from dpray.engines.base import Selected, select_tokens
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.monte_carlo import Target
 from dpray.mechanisms.randomness import named_key
@@ -109,7 +110,7 @@ def schema_of_a_row() -> AbstractContextManager[Any]:
             return found[:1] if found is not None and rows[-1, 0] > rows[-1, 1] else found
 
         with patch.object(PrivateTokenSelector, "_allowed", allowed):
-            return (yield from right_select(self, rows, *others))
+            return right_select(self, rows, *others)
 
     right_select = PrivateTokenSelector.select
     return patch.object(PrivateTokenSelector, "select", select)
@@ -120,11 +121,10 @@ def free_where_sure() -> AbstractContextManager[Any]:
     right = PrivateTokenSelector.select
 
     def select(self: PrivateTokenSelector, rows: torch.Tensor, *others: torch.Tensor) -> Any:
-        before = self.t
-        drawn = yield from right(self, rows, *others)
-        if drawn == 0 and len(rows) and rows[-1, 0] > rows[-1, 1]:
+        before, [end] = self.t, select_tokens([right(self, rows, *others)])
+        if end == Selected(0) and len(rows) and rows[-1, 0] > rows[-1, 1]:
             self.t = before
-        return drawn
+        return end
 
     return patch.object(PrivateTokenSelector, "select", select)
 

@@ -23,9 +23,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -37,13 +36,14 @@ from dpray.engines.base import (
     DeviceLost,
     Engine,
     EngineError,
-    Lockstep,
+    Following,
     LockstepGroup,
     LockstepResult,
     OnCompletion,
     Prompt,
     Prompts,
     Samplings,
+    nothing_follows,
     select_token,
 )
 from dpray.methods import registry as methods
@@ -82,11 +82,15 @@ class Words:
                 on_completion(i, completions[-1])
         return completions
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Iterator[LockstepResult]:
         for first in groups:
             group: LockstepGroup | None = first
             while group is not None:
-                group = yield decoded(group)
+                result = decoded(group)
+                group = following(result)
+                yield result
 
 
 def decoded(group: LockstepGroup) -> LockstepResult:
@@ -121,22 +125,15 @@ def text_of(tokens: Iterable[int]) -> str:
     return " ".join(f"word{token}" for token in tokens)
 
 
-OnText = Callable[[int, LockstepResult, LockstepGroup | None], None]
-"""Gets the number of texts so far, a finished text, and the next one of the same rows, if any."""
+OnText = Callable[[int], None]
+"""Gets the number of texts so far."""
 
 
-def watched(texts: Lockstep, on_text: OnText) -> Lockstep:
-    """The same texts; `on_text` is called when a text was taken and what follows it is known."""
-    following: LockstepGroup | None = None
-    finished = 0
-    while True:
-        try:
-            text = texts.send(following)
-        except StopIteration:
-            return
-        following = yield text
-        finished += 1
-        on_text(finished, text, following)
+def watched(texts: Iterator[LockstepResult], on_text: OnText) -> Iterator[LockstepResult]:
+    """The same texts; `on_text` is called when a text was taken."""
+    for finished, text in enumerate(texts, start=1):
+        yield text
+        on_text(finished)
 
 
 def first_time(marker: str) -> bool:
@@ -154,12 +151,14 @@ class FailsOnce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
-        def failing(finished: int, result: LockstepResult, following: LockstepGroup | None) -> None:
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Iterator[LockstepResult]:
+        def failing(finished: int) -> None:
             if finished == 2 and first_time(self.marker):
                 raise DeviceLost("a rank is dead")
 
-        return watched(self.engine.decode_lockstep(groups), failing)
+        return watched(self.engine.decode_lockstep(groups, following), failing)
 
 
 class Waits:
@@ -174,18 +173,15 @@ class Waits:
         while not self.marker.exists():
             time.sleep(0.05)
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
-        texts = self.engine.decode_lockstep(groups)
-        following: LockstepGroup | None = None
-        for finished in count(1):
-            try:
-                text = texts.send(following)
-            except StopIteration:
-                return
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Iterator[LockstepResult]:
+        texts = self.engine.decode_lockstep(groups, following)
+        for finished, text in enumerate(texts, start=1):
             # The probe of the engine's rounding comes before, one text at a time.
             if finished == 3:
                 self.wait()  # With a text that nobody has: its batch is under way.
-            following = yield text
+            yield text
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Any, on_completion: OnCompletion
@@ -209,14 +205,18 @@ class Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Iterator[LockstepResult]:
         def noted() -> Iterable[LockstepGroup]:
             for group in groups:
                 with open(self.begun, "a") as file:
                     file.write(f"{group.group_id}\n")
                 yield group
 
-        return watched(self.engine.decode_lockstep(noted()), lambda *_: time.sleep(0.2))
+        return watched(
+            self.engine.decode_lockstep(noted(), following), lambda finished: time.sleep(0.2)
+        )
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Any, on_completion: OnCompletion

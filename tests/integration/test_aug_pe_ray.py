@@ -63,9 +63,9 @@ def voted(run: Runs) -> int:
 KILLED_IN_A_VOTE = """
 import os, signal, sys
 from dpray.cli import main
-from dpray.workers.shards import Vote
+from dpray.methods.aug_pe import release
 
-vote, votes = Vote.__call__, []
+vote, votes = release.noisy_votes, []
 
 def killed(*arguments):
     votes.append(vote(*arguments))
@@ -73,7 +73,7 @@ def killed(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return votes[-1]
 
-Vote.__call__ = killed
+release.noisy_votes = killed
 main(["run", *sys.argv[1:], "--json"])
 """
 """Dies in a vote, before it is published."""

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpray.config.config import Config, DataConfig
-from dpray.engines.base import DeviceLost
+from dpray.engines.base import DeviceLost, nothing_follows
 from dpray.io.file_list import file_digests
 from dpray.ledger.ledger import Ledger
 from dpray.methods import registry
@@ -145,12 +145,17 @@ class Faulty(Kept):
     def build(self, *_: Any, **__: Any) -> Any:
         return self
 
-    def decode_lockstep(self, groups: Any) -> Any:
-        for number, result in enumerate(self.engine.decode_lockstep(groups)):
+    def decode_lockstep(self, groups: Any, following: Any = nothing_follows) -> Any:
+        def heard(result: Any) -> Any:
+            return following(
+                result if self.loses else replace(result, text="", finish_reason="stop")
+            )
+
+        for number, result in enumerate(self.engine.decode_lockstep(groups, heard)):
             if self.loses and not isinstance(groups, list) and number == 1:
                 self.loses = False
                 raise DeviceLost("the GPU is gone")
-            yield result if self.loses else replace(result, text="", finish_reason="stop")
+            yield result
 
 
 def when(activity: str, time: int, do: Callable[[], Any]) -> OnProgress:

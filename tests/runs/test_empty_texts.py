@@ -14,7 +14,7 @@ from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.records import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
-from dpray.workers.groups import Groups
+from dpray.workers.groups import BatchGathering
 from dpray.workers.rows import bound_contributions, record_rows
 
 EMPTY = st.sampled_from([None, "", " ", "\n\t", "\u00a0"])
@@ -39,7 +39,7 @@ def batches_of(
     rows = [row for piece in pieces for row in record_rows(piece, data, by_place=by_place)]
     if data.unit is not None:
         rows = bound_contributions(rows, data.max_records_per_unit)
-    return [(row["text"], list(Groups(batches, KEY, 1).joined(row))) for row in rows]
+    return [(row["text"], list(BatchGathering(batches, KEY, 1).joined(row))) for row in rows]
 
 
 def data_of(path: Path | str = "x", **keys: Any) -> DataConfig:

@@ -158,7 +158,7 @@ def test_a_shard_that_cannot_be_made_is_answered_for_every_call(
     config: Callable[..., Config], error: Exception, reason: str, kind: type[Exception]
 ) -> None:
     actor = ShardActor(config(), raising(error))
-    for answer in (actor.load(pa.table({"text": ["x"]})), actor.call("counts")):
+    for answer in (actor.load(pa.table({"text": ["x"]})), actor.call(len)):
         assert type(answer) is kind and str(answer) == reason
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,12 @@ from dpray.workers.cluster import EndedForMemory, own_errors, was_lost
 from dpray.workers.groups import (
     MOST_BLOCKS,
     MOST_SLICES,
-    Groups,
-    batched_within,
+    BatchGathering,
     block_count,
     cut_blocks,
     group_pool,
+    outcome_lists,
+    outcomes_on_ray,
     slice_of,
     tasks,
 )
@@ -101,38 +102,38 @@ def test_the_number_of_blocks_stays_small_however_many_batches_there_are(
     assert block_count(tasks, actors, rows) == expected
 
 
-def lots_of(events: list[Any]) -> Iterator[list[Any]]:
-    """Yield the lots one after the other, and raise those that are exceptions."""
+def steps_of(events: list[Any]) -> Generator[list[Any]]:
+    """Yield the lists one after the other, and raise those that are exceptions."""
     for event in events:
         if isinstance(event, BaseException):
             raise event
         yield event
 
 
-def test_outcomes_of_many_lots_are_handed_on_together_and_none_waits_long() -> None:
+def test_outcomes_of_many_steps_are_handed_on_together_and_none_waits_long() -> None:
     times = iter([0, 1, 1.9, 2, 2, 3, 4, 4])
-    lots = lots_of([["a"], ["b"], ["c"], [], ["d"], []])
-    found = list(batched_within(lots, 512, seconds=2, clock=lambda: next(times)))
+    steps = steps_of([["a"], ["b"], ["c"], [], ["d"], []])
+    found = list(outcome_lists(steps, 512, seconds=2, clock=lambda: next(times)))
     assert found == [["a", "b", "c"], ["d"]]
 
 
 def test_outcomes_are_handed_on_before_they_are_too_many() -> None:
-    lots = lots_of([[n, n] for n in range(5)])
-    assert list(map(len, batched_within(lots, 4))) == [4, 4, 2]
+    steps = steps_of([[n, n] for n in range(5)])
+    assert list(map(len, outcome_lists(steps, 4))) == [4, 4, 2]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("lost"), KeyboardInterrupt()])
 def test_what_was_finished_before_an_error_is_handed_on_and_the_error_raised(
     error: BaseException,
 ) -> None:
-    finished = batched_within(lots_of([[1], [2], [3], error]), 2)
+    finished = outcome_lists(steps_of([[1], [2], [3], error]), 2)
     assert [next(finished), next(finished)] == [[1, 2], [3]]
     with pytest.raises(type(error)):
         next(finished)
 
 
 def test_what_could_not_be_taken_is_not_handed_on_again() -> None:
-    finished = batched_within(lots_of([[1], [2], [3]]), 1)
+    finished = outcome_lists(steps_of([[1], [2], [3]]), 1)
     assert next(finished) == [1]
     finished.close()
     assert list(finished) == []
@@ -194,11 +195,12 @@ def workers(folder: Path, fault: str = "") -> Callable[[], Any]:
     return make
 
 
-def counters() -> Callable[[Config], Any]:
-    """Makes workers of shards that count their records."""
+def counters() -> Any:
+    """The class of shards' workers that count their records; it travels to actors as a value."""
 
     class Counter:
-        number = 0
+        def __init__(self, config: Config) -> None:
+            self.number = 0
 
         def load(self, rows: Any) -> None:
             self.number += len(rows)
@@ -206,7 +208,7 @@ def counters() -> Callable[[Config], Any]:
         def count(self) -> int:
             return self.number
 
-    return lambda config: Counter()
+    return Counter
 
 
 def work(
@@ -311,14 +313,16 @@ class TestOnRay:
         changes = {"path": str(folder), "empty": "skip"} | ({"unit": unit} if unit else {})
         tree = settings(runtime__ray_address=None, runtime__actors=2)
         config = parse_config(tree | {"data": tree["data"] | changes})
-        groups = Groups(PoissonBatches({"a": 2, "b": 1}, {"a": 0.5, "b": 0.5}), "ab" * 32, 5)
+        groups = BatchGathering(
+            PoissonBatches({"a": 2, "b": 1}, {"a": 0.5, "b": 0.5}), "ab" * 32, 5
+        )
         wanted = list(groups.batches.batch_ids())
-        outcomes = [
-            row for rows in groups.work(config, wanted, workers(tmp_path), 1) for row in rows
-        ]
+        pieces = groups.on_ray(config, wanted, 1)
+        steps = outcomes_on_ray(config, pieces, workers(tmp_path), 1)
+        outcomes = [outcome for outcomes in steps for outcome in outcomes]
         assert {outcome["batch"] for outcome in outcomes} == set(wanted)
-        with closing(Shards(config, counters())) as shards:
-            assert sum(shards.call("count")) == len(texts.replace(" ", ""))
+        with closing(Shards(config, counter := counters())) as shards:
+            assert sum(shards.each(counter.count)) == len(texts.replace(" ", ""))
 
     def test_lines_of_a_cut_file_are_counted_in_tasks(self, tmp_path: Path) -> None:
         files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "c.csv"]
@@ -347,8 +351,8 @@ class TestOnRay:
     ) -> None:
         data = config.data.hashed([file_digest(str(records_file))])
         config = config.model_copy(update={"data": data})
-        with closing(Shards(config, counters())) as shards:
-            assert sum(shards.call("count")) == 60
+        with closing(Shards(config, counter := counters())) as shards:
+            assert sum(shards.each(counter.count)) == 60
         records_file.write_text(records_file.read_text().replace("Marlowe 7", "Marlowe seven"))
         with pytest.raises(InputError, match=r"^data\.path: records\.jsonl has changed"):
             Shards(config, counters())

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from dpray.engines.base import (
     EngineError,
-    Lockstep,
+    Following,
     LockstepGroup,
     LockstepResult,
+    nothing_follows,
     selector_error,
 )
 from dpray.engines.vllm.model import VllmModel
@@ -43,8 +44,10 @@ class VllmEngine(VllmModel):
     def rows_at_once(self, tokens: int) -> int:
         return min(self.max_rows, self.blocks // self.blocks_of(tokens))
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
-        return LockstepRun(self, iter(groups)).run()
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Generator[LockstepResult]:
+        return LockstepRun(self, iter(groups), following).run()
 
 
 @dataclass
@@ -75,8 +78,10 @@ class LockstepRun:
     anything is drawn, and it warms the cache again: `_MAX_ATTEMPTS` times in all.
     """
 
-    def __init__(self, model: VllmModel, source: Iterator[LockstepGroup]) -> None:
-        self.model, self.source = model, source
+    def __init__(
+        self, model: VllmModel, source: Iterator[LockstepGroup], following: Following
+    ) -> None:
+        self.model, self.source, self.following = model, source, following
         # The prompts of a group that is ready are in the prefix cache, or fit one step.
         self.ready: deque[_Entry] = deque()
         self.cold: deque[_Entry] = deque()
@@ -85,11 +90,11 @@ class LockstepRun:
         self.running: dict[str, _Entry] = {}
         self.by_request: dict[str, _Entry] = {}
 
-    def run(self) -> Lockstep:
+    def run(self) -> Generator[LockstepResult]:
         try:
             while (is_busy := self._admit()) or self.large:
                 if not is_busy:
-                    yield from self._decode_large()
+                    yield self._decode_large()
                     continue
                 outputs = self.model.step()
                 for entry in self.running.values():
@@ -98,7 +103,8 @@ class LockstepRun:
                     self._take(output)
                 finished = [r for r in self.running.values() if self._is_finished(r)]
                 for entry in finished:
-                    yield from self._finish(entry)
+                    if (result := self._finish(entry)) is not None:
+                        yield result
                 if self.by_request and self.model.is_idle:
                     raise EngineError("vLLM lost a row of a group; nothing is drawn without it")
         except BaseException:
@@ -219,12 +225,13 @@ class LockstepRun:
             self.by_request[request] = entry
             self.model.add(request, ids, row_params)
 
-    def _decode_large(self) -> Lockstep:
-        """Decode the group that was put by, with the engine to itself, and the batch's next texts,
-        whose rows are as many."""
-        following: LockstepGroup | None = self.large.popleft()
-        while following is not None:
-            following = yield PartedText(self.model, following).decode()
+    def _decode_large(self) -> LockstepResult:
+        """Decode a text of the group that was put by, with the engine to itself. The batch's next
+        text, whose rows are as many, takes its place."""
+        result = PartedText(self.model, self.large.popleft()).decode()
+        if (following := self.following(result)) is not None:
+            self.large.appendleft(following)
+        return result
 
     # Results
 
@@ -247,7 +254,8 @@ class LockstepRun:
         stopped = ids and self.model.ended(group.public_prompt, ids, group.stop) is not None
         return bool(stopped) or len(entry.outputs) == entry.rows
 
-    def _finish(self, entry: _Entry) -> Lockstep:
+    def _finish(self, entry: _Entry) -> LockstepResult | None:
+        """Return the group's text; None if it was not whole when it entered, and enters again."""
         reports = self.model.ask_workers("lockstep_finish", entry.name)
         report = reports[0]
         left = [request for request in entry.requests if request in self.by_request]
@@ -257,13 +265,13 @@ class LockstepRun:
         del self.running[entry.name]
         if report["fate"] == "broken" and not report["tokens"] and entry.attempt < _MAX_ATTEMPTS:
             self.cold.appendleft(entry)
-            return
+            return None
         self._check(entry, reports)
         exhausted = report["fate"] == "exhausted"
         result = self.model.result(entry.group, report["tokens"], exhausted, report["state"])
-        following = yield result
-        if following is not None:
+        if (following := self.following(result)) is not None:
             self.ready.append(self._checked(following))
+        return result
 
     def _check(self, entry: _Entry, reports: list[dict[str, Any]]) -> None:
         report = agreed(reports)

@@ -40,9 +40,11 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from dpray.engines.base import (
     EngineError,
+    Failed,
+    Selected,
+    Selection,
     SelectorSpec,
     TokenSelector,
-    Waiting,
     failure_name,
     select_tokens,
 )
@@ -69,15 +71,15 @@ class _Text:
     fate: Fate = "running"
     error: str = ""
 
-    def note(self, drawn: int | Exception | None) -> None:
+    def note(self, end: Selected | Failed) -> None:
         """Note the selector's token, or its error. The engine raises the error later: raised
         here, it would leave vLLM's scheduler in a broken state."""
-        if isinstance(drawn, Exception):
-            self.fate, self.error = "failed", failure_name(drawn)
-        elif drawn is None:
+        if isinstance(end, Failed):
+            self.fate, self.error = "failed", failure_name(end.error)
+        elif end.token is None:
             self.fate = "exhausted"
         else:
-            self.tokens.append(drawn)
+            self.tokens.append(end.token)
 
     def report(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "fate": self.fate, "error": self.error}
@@ -124,7 +126,7 @@ class _PartedGroup(_Text):
             highest_S = self.finite.remember(highest(part), list(new))
             self.selector.add(part, highest_S, self.public)
         except Exception as error:
-            self.note(error)
+            self.note(Failed(error))
         self.added.update(new)
 
     def draw(self) -> None:
@@ -134,7 +136,11 @@ class _PartedGroup(_Text):
             self.fate = "broken"
             return
         none = self.public.new_empty(0, len(self.public))
-        self.note(*select_tokens([self.selector.select(none, none.new_empty(0), self.public)]))
+        try:
+            selection = self.selector.select(none, none.new_empty(0), self.public)
+        except Exception as error:
+            selection = Failed(error)
+        self.note(*select_tokens([selection]))
         self.public = None
         self.added.clear()
 
@@ -245,13 +251,13 @@ class LockstepProcessor(LogitsProcessor):
     def _draw_tokens(
         self, groups: list[_Group], logits: torch.Tensor, highest_N: torch.Tensor
     ) -> None:
-        drawn: Sequence[Any]
+        ends: Sequence[Selected | Failed]
         try:
-            drawn = select_tokens([self._draw(group, logits, highest_N) for group in groups])
+            ends = select_tokens([self._selection(group, logits, highest_N) for group in groups])
         except Exception as error:  # the device's, which does not say whose
-            drawn = [error] * len(groups)
-        for group, token in zip(groups, drawn, strict=True):
-            group.note(token)
+            ends = [Failed(error)] * len(groups)
+        for group, end in zip(groups, ends, strict=True):
+            group.note(end)
 
     def _is_whole(self, group: _Group) -> bool:
         return (
@@ -261,20 +267,21 @@ class LockstepProcessor(LogitsProcessor):
             and group.same_history()
         )
 
-    def _draw(
-        self, group: _Group, logits: torch.Tensor, highest_N: torch.Tensor
-    ) -> Waiting[int | None]:
-        if group.selector is None:
-            assert group.spec is not None
-            group.selector = group.spec.build()
-            if self.public_pass is not None:
-                group.public_row = self.public_pass.start(group.public_prompt)
-        if self.public_pass is None or group.public_row is None:
-            public_V = logits[group.indices[-1]]
-        else:
-            public_V = self.public_pass.logits(group.public_row, group.tokens)
-        highest_S = group.finite.remember(highest_N[group.private])
-        return (yield from group.selector.select(logits[group.private], highest_S, public_V))
+    def _selection(self, group: _Group, logits: torch.Tensor, highest_N: torch.Tensor) -> Selection:
+        try:
+            if group.selector is None:
+                assert group.spec is not None
+                group.selector = group.spec.build()
+                if self.public_pass is not None:
+                    group.public_row = self.public_pass.start(group.public_prompt)
+            if self.public_pass is None or group.public_row is None:
+                public_V = logits[group.indices[-1]]
+            else:
+                public_V = self.public_pass.logits(group.public_row, group.tokens)
+            highest_S = group.finite.remember(highest_N[group.private])
+            return group.selector.select(logits[group.private], highest_S, public_V)
+        except Exception as error:
+            return Failed(error)
 
 
 def zero_blocks(caches: Sequence[torch.Tensor], blocks: Sequence[int]) -> None:

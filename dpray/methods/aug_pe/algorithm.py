@@ -24,7 +24,7 @@ import numpy.typing as npt
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.engines.base import Sampling
-from dpray.engines.requests import Ask, Request, answered
+from dpray.engines.requests import Ask, Request, ask_until_accepted
 from dpray.engines.schema.schema import Schema
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.randomness import generator, named_key
@@ -273,7 +273,7 @@ class AugPeRun:
     def answers(self, t: int, doing: Doing, calls: Sequence[_Call]) -> list[str]:
         """Return texts in the order of the calls. After an empty or refused answer, the call is
         repeated up to `max_retries` times, with new random choices; then the text is ""."""
-        return answered(
+        return ask_until_accepted(
             self.ask,
             lambda number, retry: self.request(calls[number], retry),
             len(calls),

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from dpray.methods.aug_pe.plan import AugPePlan
 from dpray.runs.session import Release, Session
 from dpray.types import Progress
 from dpray.workers.engine_pool import on_pool
-from dpray.workers.shards import Embeddings, Shards, Vote, Voters, embedded, voters_gpus
+from dpray.workers.shards import Embeddings, Shards, Voters, embedded, noisy_votes, voters_gpus
 
 AugPeSession = Session[AugPePlan]
 
@@ -34,17 +33,15 @@ def release(session: AugPeSession) -> Release:
     plan, done = session.plan, checkpoints(session)
     if len(done) < plan.settings.iterations:
         with voters_and_model(session) as (voters, ask):
-            dp_nn_histogram = partial(published_vote, session, Vote(voters, plan.votes))
-            embed = partial(embedded, voters)
-            show = partial(show_progress, session)
+            votes = PublishedVotes(session, voters)
             run = AugPeRun(
                 plan.method,
                 plan.prompts,
                 ask,
-                embed,
-                dp_nn_histogram,
+                votes.embed,
+                votes.dp_nn_histogram,
                 session.salt,
-                show,
+                votes.show,
                 plan.schema,
             )
             run.algorithm_1(done[-1] if done else None)
@@ -58,20 +55,29 @@ def release(session: AugPeSession) -> Release:
     return Release(records, report(session, done))
 
 
-def published_vote(
-    session: AugPeSession, vote: Vote, t: int, S: Population, phi_ND: Mapping[str, Embeddings]
-) -> Checkpoint:
-    """Hold the vote of iteration t and publish its checkpoint, both once."""
+@dataclass(frozen=True)
+class PublishedVotes:
+    """The votes of a run, as Algorithm 1 takes them. The records are in the shards `voters`."""
 
-    def mechanism() -> dict[str, Any]:
-        noisy = vote(phi_ND)
+    session: AugPeSession
+    voters: Shards[Voters]
+
+    def embed(self, texts: Sequence[str]) -> Embeddings:
+        return embedded(self.voters, texts)
+
+    def dp_nn_histogram(
+        self, t: int, S: Population, phi_ND: Mapping[str, Embeddings]
+    ) -> Checkpoint:
+        """Hold the vote of iteration t and publish its checkpoint, both once."""
+        name = vote_name(t)
+        return Checkpoint(**self.session.publish_once(name, self.hold, t, S, phi_ND))
+
+    def hold(self, t: int, S: Population, phi_ND: Mapping[str, Embeddings]) -> dict[str, Any]:
+        noisy = noisy_votes(self.voters, self.session.plan.votes, phi_ND)
         return asdict(Checkpoint(t, S, {label: votes.tolist() for label, votes in noisy.items()}))
 
-    return Checkpoint(**session.publish_once(vote_name(t), mechanism))
-
-
-def show_progress(session: AugPeSession, progress: Progress) -> None:
-    session.show(progress.activity, progress.completed, progress.total, progress.detail)
+    def show(self, progress: Progress) -> None:
+        self.session.show(progress.activity, progress.completed, progress.total, progress.detail)
 
 
 def vote_name(t: int) -> str:
@@ -87,13 +93,13 @@ def checkpoints(session: AugPeSession) -> list[Checkpoint]:
 
 
 @contextmanager
-def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards, Ask]]:
+def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards[Voters], Ask]]:
     """Yield the voters and the language model. Voters start first, because an engine would hold the
     CPUs that read the records."""
     session.show("private embeddings")
     config = side_by_side(session.config)
     with (
-        session.shards(Voters, config, voters_gpus(config)) as voters,
+        session.shards(Voters, config=config, gpus=voters_gpus(config)) as voters,
         session.language_model(config) as ask,
     ):
         yield voters, ask

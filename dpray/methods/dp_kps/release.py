@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dpray.config.config import Config, DataConfig
-from dpray.engines.requests import Ask, Request, answered
+from dpray.engines.requests import Ask, Request, ask_until_accepted
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
@@ -69,16 +68,18 @@ def vocabulary(session: DpKpsSession) -> list[str]:
         settings, method = session.plan.settings, session.plan.method
         terms_V = read_vocabulary(settings.vocabulary, settings.stop_words)
         session.show("vocabulary")
-        with session.shards(partial(VocabularyShard, method=method, terms=terms_V)) as shards:
-
-            def mechanism() -> dict[str, Any]:
-                exact_V = total_counts(shards)
-                chosen = method.noisy_vocabulary(exact_V, session.public_generator("ties"))
-                return {"terms": [terms_V[term_id] for term_id in chosen]}
-
-            found = session.publish_once("vocabulary", mechanism)
+        with session.shards(VocabularyShard, method, terms_V) as shards:
+            found = session.publish_once("vocabulary", noisy_terms, session, shards, terms_V)
     terms: list[str] = found["terms"]
     return terms
+
+
+def noisy_terms(
+    session: DpKpsSession, shards: Shards[VocabularyShard], terms_V: Sequence[str]
+) -> dict[str, Any]:
+    exact_V = total_counts(shards)
+    chosen = session.plan.method.noisy_vocabulary(exact_V, session.public_generator("ties"))
+    return {"terms": [terms_V[term_id] for term_id in chosen]}
 
 
 def densities(
@@ -88,17 +89,15 @@ def densities(
     records has noisy sums, too."""
     if (found := session.published("density")) is None:
         session.show("densities")
-        make = partial(DensityShard, method=method, terms=terms, vectors_ND=vectors_ND)
-        with session.shards(make) as shards:
-
-            def mechanism() -> dict[str, Any]:
-                exact = total_sums(shards)
-                noisy = {label: method.noisy_sums(sums) for label, sums in exact.items()}
-                return {"sums": {label: sums.tolist() for label, sums in noisy.items()}}
-
-            found = session.publish_once("density", mechanism)
+        with session.shards(DensityShard, method, terms, vectors_ND) as shards:
+            found = session.publish_once("density", noisy_densities, method, shards)
     dtype = np.int64 if method.settings.estimator == "exact" else np.float64
     return {label: np.array(sums, dtype=dtype) for label, sums in found["sums"].items()}
+
+
+def noisy_densities(method: DpKps, shards: Shards[DensityShard]) -> dict[str, Any]:
+    noisy = {label: method.noisy_sums(sums) for label, sums in total_sums(shards).items()}
+    return {"sums": {label: sums.tolist() for label, sums in noisy.items()}}
 
 
 class VocabularyShard:
@@ -136,15 +135,15 @@ class DensityShard:
         return self._sums
 
 
-def total_counts(shards: Shards) -> Counts:
+def total_counts(shards: Shards[VocabularyShard]) -> Counts:
     """Return the exact counts over V of all shards; private."""
-    total: Counts = np.sum(shards.call("counts"), axis=0, dtype=np.int64)
+    total: Counts = np.sum(shards.each(VocabularyShard.counts), axis=0, dtype=np.int64)
     return total
 
 
-def total_sums(shards: Shards) -> dict[str, Sums]:
+def total_sums(shards: Shards[DensityShard]) -> dict[str, Sums]:
     """Return each class's exact sums over all shards; private."""
-    parts: list[dict[str, Sums]] = shards.call("sums")
+    parts = shards.each(DensityShard.sums)
     return {label: sum(part[label] for part in parts) for label in parts[0]}  # type: ignore[misc]
 
 
@@ -184,7 +183,7 @@ def write_texts(
         held = set(TermMatcher(sequences[number][1]).matches(text))
         return len(held) < settings.least_terms or prompts.template.refused(text)
 
-    return answered(ask, request, len(sequences), settings.max_retries, refused)
+    return ask_until_accepted(ask, request, len(sequences), settings.max_retries, refused)
 
 
 def report(session: DpKpsSession) -> dict[str, Any]:

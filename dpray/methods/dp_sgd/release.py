@@ -20,7 +20,7 @@ from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.config.config import Config, DataConfig
 from dpray.engines.base import PlainPrompt, Sampling
 from dpray.engines.model_path import BASE_PLACE, absolute_model
-from dpray.engines.requests import Request, answered
+from dpray.engines.requests import Request, ask_until_accepted
 from dpray.engines.text import TextCodec
 from dpray.io.files import disk_is_full, sha256_of, sync_all, write_durably
 from dpray.mechanisms.randomness import NOISE_SOURCE
@@ -50,7 +50,7 @@ def release(session: DpSgdSession) -> Release:
             "the same command goes on from the last checkpoint: the steps after it, "
             f"{plan.checkpoint_steps} at most, use up method.spare_steps or are charged again"
         )
-    trained = session.publish_once(MODEL, lambda: train(session), pays_for_repeats=True)
+    trained = session.publish_once(MODEL, train, session, pays_for_repeats=True)
     files: dict[str, str] = trained["files"]
     session.resume_hint = resume_hint
     if hashes(released_folder(session)) != files:
@@ -214,7 +214,9 @@ def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> li
 
     session.show("texts")
     with session.language_model(session.config.model_copy(update={"engine": tuned})) as ask:
-        return answered(ask, request, len(drawn), settings.max_retries, lambda number, text: False)
+        return ask_until_accepted(
+            ask, request, len(drawn), settings.max_retries, lambda number, text: False
+        )
 
 
 def to_record(text: str, values: Mapping[str, str], data: DataConfig) -> dict[str, Any]:

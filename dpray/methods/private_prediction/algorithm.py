@@ -8,7 +8,7 @@ a text, t the private tokens drawn for the batch so far. Lines 12 to 20, one tok
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -77,29 +77,23 @@ class PrivatePrediction:
 
     def decode(self, engine: Engine, batches: Iterable[Batch]) -> Generator[BatchState]:
         """Run Algorithm 1. The engine takes a batch when it has room for it, decodes as many side
-        by side as fit, and goes on with the rows of a batch that is sent back. Yield each
-        batch as soon as it is whole."""
+        by side as fit, and goes on with the rows of a batch until it is whole. Yield each batch as
+        soon as it is."""
         states: dict[str, BatchState] = {}
 
-        def first_texts() -> Iterator[LockstepGroup]:
-            for S in batches:  # line 3
-                states[S.batch_id] = BatchState(S)  # lines 4 and 5
-                yield self.next_text(states[S.batch_id])
+        def first(S: Batch) -> LockstepGroup:
+            states[S.batch_id] = BatchState(S)  # lines 4 and 5
+            return self.next_text(states[S.batch_id])
 
-        with closing(engine.decode_lockstep(first_texts())) as texts:
-            following: LockstepGroup | None = None
-            while True:
-                try:
-                    x = texts.send(following)
-                except StopIteration:
-                    return
-                state, following = states[x.group_id], None
-                state.add(x)
-                if self.goes_on(state):
-                    following = self.next_text(state)
-                else:
-                    del states[x.group_id]
-                    yield state
+        def following(x: LockstepResult) -> LockstepGroup | None:
+            states[x.group_id].add(x)
+            return self.next_text(states[x.group_id]) if self.goes_on(states[x.group_id]) else None
+
+        groups = map(first, batches)  # line 3
+        with closing(engine.decode_lockstep(groups, following)) as texts:
+            for x in texts:
+                if not self.goes_on(states[x.group_id]):
+                    yield states.pop(x.group_id)
 
     def goes_on(self, state: BatchState) -> bool:
         """Return the condition of line 6, and whether the batch may have another text."""

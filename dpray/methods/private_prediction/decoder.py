@@ -22,43 +22,44 @@ MOST_COPIES = 4
 """The most copies of a text with its label that are used if a record is its own unit."""
 
 
-def bound_copies(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield at most `MOST_COPIES` rows of each record, and all placeholders.
+def bound_copies(rows: Iterable[Row]) -> list[Row]:
+    """Return at most `MOST_COPIES` rows of each record, and all placeholders.
 
     One more copy adds at most one row and takes none away, so a record still moves a batch by one
     row. All copies of a text join one batch, which takes longer the more copies there are.
     """
     seen: Counter[str] = Counter()
+    kept = []
     for row in rows:
-        if row["text"] is not None:
-            seen[row["unit"]] += 1
-            if seen[row["unit"]] > MOST_COPIES:
-                continue
-        yield row
+        seen[row["unit"]] += row["text"] is not None
+        if row["text"] is None or seen[row["unit"]] <= MOST_COPIES:
+            kept.append(row)
+    return kept
 
 
 class BegunBatches:
-    """Iterates over the batches of all tasks, with their texts. `begin` notes a task's batches in
-    the ledger before the first of them is handed out.
+    """The batches of all tasks. `running` has those that have begun and are not decoded yet. If a
+    task cannot begin, no other one does, and `error` is the reason: the batches that are running go
+    on."""
 
-    If a task cannot begin, the iteration ends, and `error` is the reason: the batches that are
-    running go on. `running` has the batches that are handed out and not decoded yet.
-    """
-
-    def __init__(self, tasks: Iterable[Iterable[Row]], begin: Callable[[list[str]], None]) -> None:
-        self._tasks, self._begin = tasks, begin
+    def __init__(self, tasks: Iterable[list[Row]], begin: Callable[[list[str]], None]) -> None:
+        self._tasks, self._begin = iter(tasks), begin
         self.running: set[str] = set()
         self.error: Exception | None = None
 
-    def __iter__(self) -> Iterator[tuple[str, list[str]]]:
+    def begin_task(self) -> dict[str, list[str]] | None:
+        """Begin the next task's batches in the ledger, and return their texts; None if there is
+        none to begin."""
         try:
-            for rows in self._tasks:
-                texts = group_texts(rows)
-                self._begin(list(texts))
-                self.running.update(texts)
-                yield from texts.items()
+            if self.error is not None or (rows := next(self._tasks, None)) is None:
+                return None
+            texts = group_texts(rows)
+            self._begin(list(texts))
         except Exception as error:
             self.error = error
+            return None
+        self.running.update(texts)
+        return texts
 
 
 class BatchDecoder:
@@ -91,7 +92,7 @@ class BatchDecoder:
             engine.close()  # the next attempt's engine needs its memory
             raise
 
-    def work(self, tasks: Iterable[Iterable[Row]]) -> Generator[Outcome]:
+    def work(self, tasks: Iterable[list[Row]]) -> Generator[Outcome]:
         """Yield one outcome per batch, as soon as it is whole: `{batch, examples, private_tokens,
         tokens, row_variation}`; or, if something raised, `{batch, failed}` for each batch that was
         still running, with the name of the error's class (its text could hold private text).
@@ -102,8 +103,8 @@ class BatchDecoder:
         batches may be run again.
         """
         begun = BegunBatches(map(self._kept, tasks), self._begin)
-        batches = (self._encoded(batch_id, texts) for batch_id, texts in begun)
         stopped: BaseException | None = None
+        batches = self._batches(begun)
         with closing(self.plan.method.decode(self.engine, batches)) as decoded:
             try:
                 for state in decoded:
@@ -113,17 +114,25 @@ class BatchDecoder:
                 if is_interruption(error):
                     raise
                 stopped = error
-        yield from self._failures(sorted(begun.running), stopped)
+        if stopped is not None and not is_own_failure(stopped):
+            raise stopped
+        for batch_id in sorted(begun.running):
+            yield self._failure(batch_id, stopped)
         if begun.error is not None:
             raise begun.error
 
-    def _kept(self, rows: Iterable[Row]) -> Iterable[Row]:
+    def _kept(self, rows: list[Row]) -> list[Row]:
         if self.plan.disjoint and self.plan.config.data.unit is None:
             return bound_copies(rows)
         return rows
 
     def _begin(self, batches: list[str]) -> None:
         self.ledger.begin(self.key, self.worker_id, batches)
+
+    def _batches(self, begun: BegunBatches) -> Iterator[Batch]:
+        while (task := begun.begin_task()) is not None:
+            for batch_id, texts in task.items():
+                yield self._encoded(batch_id, texts)
 
     def _encoded(self, batch_id: str, texts: list[str]) -> Batch:
         """Put a batch's texts into prompts, and these into tokens."""
@@ -149,17 +158,14 @@ class BatchDecoder:
             "row_variation": self._row_variation,
         }
 
-    def _failures(self, batches: Iterable[str], error: BaseException | None) -> Iterator[Outcome]:
-        """Record batches that were still running as failed, or re-raise if they may be repeated."""
-        if error is not None and not is_own_failure(error):
-            raise error
-        for batch_id in batches:
-            reason = "BatchNotDecoded" if error is None else failure_name(error)
-            try:
-                self.ledger.fail(self.key, batch_id, self.worker_id, reason)
-            except LedgerError:  # the driver records it, once it has made room
-                raise EngineError(f"a batch failed ({reason})") from None
-            yield {"batch": batch_id, "failed": reason}
+    def _failure(self, batch_id: str, error: BaseException | None) -> Outcome:
+        """Record that a batch that was still running has failed."""
+        reason = "BatchNotDecoded" if error is None else failure_name(error)
+        try:
+            self.ledger.fail(self.key, batch_id, self.worker_id, reason)
+        except LedgerError:  # the driver records it, once it has made room
+            raise EngineError(f"a batch failed ({reason})") from None
+        return {"batch": batch_id, "failed": reason}
 
     def close(self) -> None:
         self.engine.close()

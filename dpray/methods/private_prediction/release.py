@@ -24,7 +24,14 @@ from dpray.runs.folder import BATCHES_KEY
 from dpray.runs.privacy_report import NOT_COVERED
 from dpray.runs.session import Release, Session
 from dpray.types import DprayError, RunFailed
-from dpray.workers.groups import Groups, Outcome, batched_within
+from dpray.workers.groups import (
+    BatchGathering,
+    Outcome,
+    outcome_lists,
+    outcomes_here,
+    outcomes_on_ray,
+)
+from dpray.workers.pool_actor import OUTCOME_SECONDS
 
 DISJOINT = "disjoint, by a keyed hash of the unit's id; parallel composition over batches"
 POISSON = (
@@ -51,14 +58,16 @@ SORTED = "sorted.db"
 def release(session: BatchSession) -> Release:
     """Decode the batches that are missing, publish each once, and release their texts."""
     session.plan = replace(session.plan, salt=session.salt)
-    plan, decoded, waiting = session.plan, Decoded.from_published(session), missing(session)
+    plan, decoded, waiting = session.plan, Totals.from_published(session), missing(session)
     parts = (f"{session.attempt_id}-{number:08d}.jsonl" for number in count())
     while batches := next_batches(plan, waiting, decoded):
         total, tokens, began = decoded.batches + len(batches), decoded.tokens, monotonic()
         session.show("sorting records into batches", decoded.batches, total, decoded.describe())
+        decoding = decode(session, batches)
+        session.show("batches", decoded.batches, total, decoded.describe())
         # Closed at once if a batch was lost: the engine has to go before the next one comes.
-        with closing(decode(session, batches)) as lots:
-            for outcomes in lots:
+        with closing(decoding):
+            for outcomes in decoding:
                 for outcome in publish(session, next(parts), outcomes):
                     decoded.add(plan, outcome)
                     session.metrics.published(outcome["tokens"], outcome["private_tokens"])
@@ -88,7 +97,7 @@ def refuse_failed(session: BatchSession) -> None:
         )
 
 
-def next_batches(plan: PrivatePredictionPlan, waiting: list[str], decoded: Decoded) -> list[str]:
+def next_batches(plan: PrivatePredictionPlan, waiting: list[str], decoded: Totals) -> list[str]:
     """Return the next batches to decode. With `max_records`, take only as many disjoint batches as
     should yield the missing records; otherwise take all.
 
@@ -108,19 +117,24 @@ def next_batches(plan: PrivatePredictionPlan, waiting: list[str], decoded: Decod
 
 
 def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]]:
-    """Gather the private rows by batch, and decode them: in this process, or in actors on Ray.
-    Yield an empty list once they are gathered, and then outcomes, a part's at a time."""
+    """Gather the private rows by batch. Return the generator that decodes them, in this process or
+    in actors on Ray, and yields their outcomes, a part's at a time.
+
+    A worker gets some batches at a time, and asks for the next ones before it is done with these.
+    """
     load = session.take_engine if session.in_process else session.load_engine
     key = "" if session.plan.disjoint else batches_key(session)
     make = partial(
         BatchDecoder, session.plan, session.ledger, session.charge_key(), session.attempt_id, load
     )
     size = task_size(session.config.runtime, session.plan.disjoint, len(batches))
-    seconds = 0.0 if session.in_process else SECONDS_PER_PART
-    groups, lost = batches_of(session.plan, key), session.note_loss
-    with closing(groups.work(session.config, batches, make, size, lost)) as lots:
-        yield next(lots)
-        yield from batched_within(lots, BATCHES_PER_PART, seconds)
+    config, gathering = session.config, batches_of(session.plan, key)
+    if session.in_process:
+        members = gathering.here(config, batches)
+        return outcome_lists(outcomes_here(members, make, size), size, OUTCOME_SECONDS)
+    pieces = gathering.on_ray(config, batches, size)
+    outcomes = outcomes_on_ray(config, pieces, make, size, session.note_loss)
+    return outcome_lists(outcomes, BATCHES_PER_PART, SECONDS_PER_PART)
 
 
 def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
@@ -135,9 +149,9 @@ def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
     return min(share, 8 if disjoint else 64)
 
 
-def batches_of(plan: PrivatePredictionPlan, key: str) -> Groups:
-    """Return the plan's batches as groups of rows; `key` is the secret one of Poisson batches."""
-    return Groups(plan.batches, key, plan.settings.expected_batch_size)
+def batches_of(plan: PrivatePredictionPlan, key: str) -> BatchGathering:
+    """Return the plan's batches, to be gathered; `key` is the secret one of Poisson batches."""
+    return BatchGathering(plan.batches, key, plan.settings.expected_batch_size)
 
 
 def batches_key(session: BatchSession) -> SecretKey:
@@ -213,7 +227,7 @@ def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[s
 
 
 @dataclass
-class Decoded:
+class Totals:
     """Sums over published batches: they are released, so public."""
 
     batches: int = 0
@@ -224,7 +238,7 @@ class Decoded:
     row_variation: float | None = None
 
     @classmethod
-    def from_published(cls, session: BatchSession) -> Decoded:
+    def from_published(cls, session: BatchSession) -> Totals:
         decoded = cls()
         for outcome in session.folder.published_records():
             decoded.add(session.plan, outcome)
@@ -247,7 +261,7 @@ class Decoded:
         return ", ".join(words)
 
 
-def report(session: BatchSession, decoded: Decoded) -> dict[str, Any]:
+def report(session: BatchSession, decoded: Totals) -> dict[str, Any]:
     """Return private prediction's part of the privacy report."""
     plan, settings, data = session.plan, session.plan.settings, session.config.data
     copies = f"of each text with its label, {MOST_COPIES} are used at most"

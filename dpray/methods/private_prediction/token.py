@@ -26,7 +26,7 @@ import numpy as np
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import AboveThreshold, ExponentialMechanism
-from dpray.engines.base import SelectorSpec, Waiting
+from dpray.engines.base import HostSync, Selected, Selection, SelectorSpec
 from dpray.engines.finite_rows import highest
 from dpray.engines.schema.forms import open_mask
 from dpray.engines.schema.token_mask import TokenMask
@@ -269,6 +269,18 @@ class PrivateToken:
         return sample_softmax(logits_public_V, self.public_temperature, rng)
 
 
+@dataclass(frozen=True, eq=False)
+class _Position:
+    """The logits of the position at which a token is being selected: of the private rows (S, A),
+    their highest (S,), the public ones (V,), and of those the ones that may be drawn (A,)."""
+
+    private: torch.Tensor
+    highest: torch.Tensor
+    public: torch.Tensor
+    allowed: torch.Tensor | None
+    drawable: torch.Tensor
+
+
 class PrivateTokenSelector:
     """Selects a text's tokens; a `dpray.engines.base.TokenSelector`.
 
@@ -300,6 +312,7 @@ class PrivateTokenSelector:
         # The sums of the rows of this position that came in parts.
         self.clipped_sum_K: torch.Tensor | float = 0.0
         self.probability_sum_A: torch.Tensor | float = 0.0
+        self.position: _Position | None = None
         self.noisy_threshold = noisy_threshold
         if self.mechanism.sparse_vector is not None and noisy_threshold is None:
             self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)  # line 4
@@ -330,50 +343,71 @@ class PrivateTokenSelector:
         logits_private_SV: torch.Tensor,
         highest_S: torch.Tensor,
         logits_public_V: torch.Tensor,
-    ) -> Waiting[int | None]:
-        """Select a token by lines 12 to 20. Once the batch's r private tokens are drawn, return
+    ) -> Selection:
+        """Select a token by lines 12 to 20. Once the batch's r private tokens are drawn, select
         None, or end the text as its schema asks: the bound holds inside a text.
 
         The gate looks at the tokens that may be drawn. The distance is over all that the schema
         allows: private logits have no excluded ones.
         """
-        mechanism, sparse_vector = self.mechanism, self.mechanism.sparse_vector
         if (forced := self._forced(logits_public_V)) is not None:
             self.public_tokens += 1
-            return self._take(forced)
-        if self.t >= mechanism.private_tokens:
-            return None
-        logits_public_V = even_if_not_finite(logits_public_V)
-        allowed_A = self._allowed(logits_public_V)
+            return Selected(self._take(forced))
+        if self.t >= self.mechanism.private_tokens:
+            return Selected(None)
+        public_V = even_if_not_finite(logits_public_V)
+        allowed_A = self._allowed(public_V)
         private_SA, highest_S = _cut(logits_private_SV, highest_S, allowed_A)
-        drawable_A = self._drawable(logits_public_V, allowed_A)
-        is_free = False
-        if mechanism.sure_probability is not None:
-            is_free = bool((yield is_sure(drawable_A, mechanism.sure_probability)))
-        if sparse_vector is not None and not is_free:
-            assert self.noisy_threshold is not None
-            public_A = columns_of(logits_public_V, allowed_A)
-            distance = float((yield self._distance(private_SA, highest_S, public_A)))
-            is_free = not sparse_vector.is_far(distance, self.noisy_threshold, self.rng)  # 12, 13
+        drawable_A = self._drawable(public_V, allowed_A)
+        self.position = _Position(private_SA, highest_S, public_V, allowed_A, drawable_A)
+        if self.mechanism.sure_probability is None:
+            return self._compare(self.position)
+        return HostSync(is_sure(drawable_A, self.mechanism.sure_probability), self._after_gate)
+
+    def _after_gate(self, is_sure: torch.Tensor) -> Selection:
+        assert self.position is not None
+        return self._draw(self.position, True) if is_sure else self._compare(self.position)
+
+    def _compare(self, at: _Position) -> Selection:
+        if self.mechanism.sparse_vector is None:
+            return self._draw(at, is_free=False)
+        public_A = columns_of(at.public, at.allowed)
+        distance = self._distance(at.private, at.highest, public_A)
+        return HostSync(distance, self._after_comparison)
+
+    def _after_comparison(self, distance: torch.Tensor) -> Selection:
+        sparse_vector = self.mechanism.sparse_vector
+        assert self.position is not None
+        assert sparse_vector is not None and self.noisy_threshold is not None
+        is_far = sparse_vector.is_far(float(distance), self.noisy_threshold, self.rng)  # 12, 13
+        return self._draw(self.position, is_free=not is_far)
+
+    def _draw(self, at: _Position, is_free: bool) -> Selection:
+        mechanism, sparse_vector = self.mechanism, self.mechanism.sparse_vector
         if is_free:
-            index = mechanism.draw_public(drawable_A, self.rng)  # line 19
+            index = mechanism.draw_public(at.drawable, self.rng)  # line 19
             self.public_tokens += 1
         else:
             index = mechanism.draw_private(  # lines 14 and 15
-                private_SA,
-                drawable_A,
+                at.private,
+                at.drawable,
                 self.rng,
                 added_K=self.clipped_sum_K,
-                highest_S=highest_S,
+                highest_S=at.highest,
             )
             self.t += 1  # line 16
             if sparse_vector is not None:
                 self.noisy_threshold = sparse_vector.draw_threshold(self.rng)  # line 17
         self.clipped_sum_K = self.probability_sum_A = 0.0
-        drawn = int((yield index if allowed_A is None else allowed_A[index].where(index >= 0, -1)))
+        self.position = None
+        if at.allowed is not None:
+            index = at.allowed[index].where(index >= 0, -1)
+        return HostSync(index, self._after_draw)
+
+    def _after_draw(self, drawn: torch.Tensor) -> Selection:
         if drawn < 0:
             raise ValueError("no finite logit to draw from")
-        return self._take(drawn)
+        return Selected(self._take(int(drawn)))
 
     def _forced(self, logits_public_V: torch.Tensor) -> int | None:
         """Return the token that the schema leaves no choice about, if there is one."""

@@ -15,7 +15,7 @@ from dpray.mechanisms.labels import largest_remainder
 from dpray.methods.topics.algorithm import PublicTopics, sequences
 from dpray.methods.topics.plan import TopicsPlan
 from dpray.runs.session import Release, Session
-from dpray.workers.shards import Vote, Voters, embedded
+from dpray.workers.shards import Shards, Voters, embedded, noisy_votes
 
 TopicsSession = Session[TopicsPlan]
 
@@ -50,17 +50,18 @@ def measured(session: TopicsSession) -> dict[str, Any]:
         session.show("topics")
         texts, labels = zip(*((r["text"], r["label"]) for r in plan.public), strict=True)
         topics = PublicTopics.of(texts, labels, embedded(voters, texts), plan.settings)
+        return session.publish_once("topics", histogram, plan, voters, topics)
 
-        def mechanism() -> dict[str, Any]:
-            noisy = Vote(voters, plan.votes)(dict.fromkeys(plan.proportions, topics.means))
-            none_T = np.zeros(len(topics.words), dtype=np.int64)
-            return {
-                "words": topics.words,
-                "public": {label: topics.counts.get(label, none_T).tolist() for label in noisy},
-                "noisy": {label: counts_T.tolist() for label, counts_T in noisy.items()},
-            }
 
-        return session.publish_once("topics", mechanism)
+def histogram(plan: TopicsPlan, voters: Shards[Voters], topics: PublicTopics) -> dict[str, Any]:
+    """Count the private records of each label and topic, with noise."""
+    noisy = noisy_votes(voters, plan.votes, dict.fromkeys(plan.proportions, topics.means))
+    none_T = np.zeros(len(topics.words), dtype=np.int64)
+    return {
+        "words": topics.words,
+        "public": {label: topics.counts.get(label, none_T).tolist() for label in noisy},
+        "noisy": {label: counts_T.tolist() for label, counts_T in noisy.items()},
+    }
 
 
 def report(session: TopicsSession, found: dict[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from dpray.config.config import Config
 from dpray.engines.base import Completion, EngineError
 from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
+from dpray.methods.aug_pe import release
 from dpray.methods.config import parse_config
 from dpray.types import InputError, Resumable
 from dpray.workers import shards
-from dpray.workers.shards import Vote
 from tests.engines.bag_of_words import BagOfWords
 from tests.engines.kept import Kept
 from tests.workers.outcomes import lines
@@ -92,7 +92,7 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(
 ) -> None:
     """Cut off inside the second vote, and in the calls after it."""
     run = config()
-    vote = Vote.__call__
+    vote = release.noisy_votes
     counted: list[int] = []
 
     def cut_off(*arguments: Any) -> Any:
@@ -101,7 +101,7 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(
             raise KeyboardInterrupt
         return vote(*arguments)
 
-    monkeypatch.setattr(Vote, "__call__", cut_off)
+    monkeypatch.setattr(release, "noisy_votes", cut_off)
     with pytest.raises(Resumable):
         asked.run(run)
     made = json.loads((Path(run.output.path) / "run.json").read_text())

@@ -18,7 +18,6 @@ from dpray.ledger.ledger import Ledger
 from dpray.methods.registry import make_plan
 from dpray.report.page import write_report
 from dpray.types import InputError, Resumable
-from dpray.workers.shards import Vote
 from tests.methods.chain.conftest import OF_LABEL, PUBLIC, WORDS, Watched, write_public
 from tests.workers.outcomes import lines, open_budget
 
@@ -115,7 +114,7 @@ def test_topics_that_were_cut_off_in_the_count_are_counted_once_more_at_no_charg
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Vote, "__call__", cut_off)
+        patch.setattr("dpray.methods.topics.release.noisy_votes", cut_off)
         with pytest.raises(Resumable):
             watched.run(run)
     watched.stop_at = "2-aug_pe: private emb"

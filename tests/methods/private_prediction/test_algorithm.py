@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dpray.engines.base import Lockstep, LockstepGroup, LockstepResult
+from dpray.engines.base import Following, LockstepGroup, LockstepResult
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
 from dpray.methods.private_prediction.token import PrivateToken
 
@@ -63,11 +63,15 @@ def finish(texts: int, answers: list[tuple[str, str, int]]) -> BatchState:
     left = list(answers)
 
     class Engine:
-        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        def decode_lockstep(
+            self, groups: Iterable[LockstepGroup], following: Following
+        ) -> Iterator[LockstepResult]:
             for group in groups:
-                following: LockstepGroup | None = group
-                while following is not None:
-                    following = yield answer(following, *left.pop(0))
+                text: LockstepGroup | None = group
+                while text is not None:
+                    x = answer(text, *left.pop(0))
+                    text = following(x)
+                    yield x
 
     engine: Any = Engine()
     [output] = method(texts).decode(engine, [BATCH])

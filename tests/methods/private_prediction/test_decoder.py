@@ -15,7 +15,13 @@ import pytest
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
-from dpray.engines.base import DeviceLost, Lockstep, LockstepGroup, LockstepResult
+from dpray.engines.base import (
+    DeviceLost,
+    Following,
+    LockstepGroup,
+    LockstepResult,
+    nothing_follows,
+)
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.public_files import FewShot
 from dpray.io.template_file import Template
@@ -51,7 +57,9 @@ class SideBySide:
     def truncate(self, text: str, max_tokens: int) -> str:
         return text
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Iterator[LockstepResult]:
         under_way: list[LockstepGroup] = []
         coming, number = iter(groups), 0
         of_batches = not isinstance(groups, list)  # which is the probe of the engine's rounding
@@ -64,7 +72,9 @@ class SideBySide:
             number += 1
             self.at_once += [len(under_way)] * of_batches
             state = {"t": 10**9, "noisy_threshold": None, "logits": [[0.0]] * POSITIONS}
-            yield LockstepResult(under_way.pop(0).group_id, "a text", (1,), "length", state)
+            result = LockstepResult(under_way.pop(0).group_id, "a text", (1,), "length", state)
+            assert following(result) is None
+            yield result
 
     def close(self) -> None: ...
 
@@ -102,7 +112,7 @@ class Moving(SideBySide):
         super().__init__()
         self.shares_public_pass = shares_public_pass
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+    def decode_lockstep(self, groups: Iterable[LockstepGroup], *_: Any) -> Iterator[LockstepResult]:
         for group in groups:
             logits = [[1e-6 * len(group.private_prompts)]] * POSITIONS
             state = {"t": 10**9, "noisy_threshold": None, "logits": logits}
@@ -227,7 +237,9 @@ def test_a_model_whose_rows_move_with_a_long_one_decodes_nothing(decoder: Decode
     class Padded(SideBySide):
         is_closed = False
 
-        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        def decode_lockstep(
+            self, groups: Iterable[LockstepGroup], *_: Any
+        ) -> Iterator[LockstepResult]:
             for group in groups:
                 moved = float(max(map(len, group.private_prompts)) > 500)
                 state = {"logits": [[moved]] * POSITIONS}

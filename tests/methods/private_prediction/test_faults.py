@@ -23,7 +23,7 @@ from dpray.engines.base import (
     DeviceLost,
     Engine,
     EngineError,
-    Lockstep,
+    Following,
     LockstepGroup,
     LockstepResult,
     OutOfMemory,
@@ -31,6 +31,7 @@ from dpray.engines.base import (
     engine_error,
     failure_name,
     may_be_repeated,
+    nothing_follows,
     selector_error,
 )
 from dpray.engines.row_variation import LONGER
@@ -66,9 +67,11 @@ class Faulty(Kept):
         self.loaded += 1
         return self
 
-    def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Iterator[LockstepResult]:
         if isinstance(groups, list):  # the device's own test, before any batch
-            return self.engine.decode_lockstep(groups)
+            return self.engine.decode_lockstep(groups, following)
         batches = 0
 
         def seen() -> Iterator[LockstepGroup]:
@@ -76,13 +79,17 @@ class Faulty(Kept):
                 self.sizes.append(len(group.private_prompts))
                 yield group
 
-        def counting(_: int, __: LockstepResult, following: LockstepGroup | None) -> None:
+        def counted(result: LockstepResult) -> LockstepGroup | None:
             nonlocal batches
-            batches += following is None
+            next_text = following(result)
+            batches += next_text is None
+            return next_text
+
+        def failing(_: int) -> None:
             if batches == self.after and self.errors:
                 raise self.errors.pop(0)
 
-        return watched(self.engine.decode_lockstep(seen()), counting)
+        return watched(self.engine.decode_lockstep(seen(), counted), failing)
 
 
 @pytest.fixture
@@ -160,10 +167,12 @@ def test_an_engine_whose_test_fails_is_closed_before_the_next_one_is_loaded(
             held.append(1)
             return super().build(section)
 
-        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
+        def decode_lockstep(
+            self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+        ) -> Iterator[LockstepResult]:
             if self.errors:
                 raise self.errors.pop(0)
-            return super().decode_lockstep(groups)
+            return super().decode_lockstep(groups, following)
 
         def close(self) -> None:
             held.pop()
@@ -248,9 +257,13 @@ def test_a_draw_that_cannot_be_written_is_not_drawn_again(
     """A lone surrogate is in no file: the error is the draw's."""
 
     class Odd(Faulty):
-        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
-            for result in super().decode_lockstep(groups):
-                yield replace(result, text="\udc80")
+        def decode_lockstep(
+            self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+        ) -> Iterator[LockstepResult]:
+            def odd(result: LockstepResult) -> LockstepGroup | None:
+                return following(replace(result, text="\udc80"))
+
+            return super().decode_lockstep(groups, odd)
 
     made = config()
     for match in ("the run stopped: UnicodeEncodeError; .* never repeated", "never repeated"):
@@ -372,11 +385,15 @@ def test_batches_that_give_no_record_are_made_up_for_by_the_next_ones(
     """Every other text comes out empty; cut off in its midst, the run releases as many."""
 
     class Mute(Faulty):
-        def decode_lockstep(self, groups: Iterable[LockstepGroup]) -> Lockstep:
-            for result in super().decode_lockstep(groups):  # a text a batch: none follows
+        def decode_lockstep(
+            self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+        ) -> Iterator[LockstepResult]:
+            def muted(result: LockstepResult) -> LockstepGroup | None:
                 number = int(result.group_id.split("/")[-1].removesuffix(LONGER))
                 text = "" if number % 2 else f"text of {result.group_id}"
-                yield replace(result, text=text, finish_reason="stop")
+                return following(replace(result, text=text, finish_reason="stop"))
+
+            return super().decode_lockstep(groups, muted)
 
     made = config(method__max_records=5, runtime__max_attempts=1, runtime__batches_per_task=2)
     mute = Mute(engine, [DeviceLost("the GPU is gone")], after=1)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dpray.config.config import Config, EngineConfig
-from dpray.engines.base import Engine
+from dpray.engines.base import Engine, nothing_follows
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.randomness import SecretKey, new_key
@@ -23,7 +23,7 @@ from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.registry import make_plan, run
 from dpray.runs.folder import BATCHES_KEY
 from dpray.types import InputError, Progress, Resumable
-from dpray.workers.groups import Groups
+from dpray.workers.groups import BatchGathering
 from tests.engines.kept import Kept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,14 +44,15 @@ class Watched(Kept):
     def build(self, section: EngineConfig, **_: Any) -> Any:
         return self
 
-    def decode_lockstep(self, groups: Any) -> Any:
+    def decode_lockstep(self, groups: Any, following: Any = nothing_follows) -> Any:
         def seen() -> Iterator[Any]:
             for group in groups:
                 self.sizes[group.group_id] = len(group.private_prompts)
                 yield group
 
         # A list is the device's own test, with public prompts.
-        return self.engine.decode_lockstep(groups if isinstance(groups, list) else seen())
+        mine = groups if isinstance(groups, list) else seen()
+        return self.engine.decode_lockstep(mine, following)
 
     def on_progress(self, progress: Progress) -> None:
         self.said.append(progress)
@@ -215,6 +216,11 @@ def test_a_run_that_lost_its_key_is_refused(config: Config, engine: Engine) -> N
 def test_no_repr_of_what_is_sent_to_workers_shows_the_key() -> None:
     key = SecretKey(new_key())
     made = PoissonBatches({"": 3}, {"": 0.5})
-    for sent in (Groups(made, key, 1), partial(BatchDecoder, "plan", key), [key], {"k": key}):
+    for sent in (
+        BatchGathering(made, key, 1),
+        partial(BatchDecoder, "plan", key),
+        [key],
+        {"k": key},
+    ):
         assert str(key) not in repr(sent)
     assert pickle.loads(pickle.dumps(key)) == key

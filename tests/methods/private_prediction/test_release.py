@@ -17,7 +17,7 @@ from dpray.config.sections import RuntimeConfig
 from dpray.ledger.ledger import NullLedger
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.release import (
-    Decoded,
+    Totals,
     external_sort,
     next_batches,
     records,
@@ -130,7 +130,7 @@ def test_as_many_batches_are_next_as_the_missing_records_ask_for(
     following: int,
 ) -> None:
     plan, waiting = make_plan(parse_config(settings(method__max_records=most))), in_turn()[batches:]
-    decoded = Decoded(batches=batches, records=records)
+    decoded = Totals(batches=batches, records=records)
     assert next_batches(plan, waiting, decoded) == waiting[:following]
 
 
@@ -139,7 +139,7 @@ def test_poisson_batches_are_decoded_label_by_label(
 ) -> None:
     plan = make_plan(parse_config(settings(method__batches="poisson", method__max_records=None)))
     waiting = list(plan.batches.batch_ids())[3:]
-    following = next_batches(plan, waiting, Decoded(batches=3))
+    following = next_batches(plan, waiting, Totals(batches=3))
     assert sorted(following) == sorted(waiting) != waiting
     labels = [plan.batches.label_of(batch) for batch in following]
     assert labels == sorted(labels)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpray.engines.base import Waiting, select_token, select_tokens
+from dpray.engines.base import Selected, Selection, select_token, select_tokens
 from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.methods.private_prediction.logits import sample_softmax
@@ -59,9 +59,7 @@ def drawn_alone(text: int, **changes: Any) -> tuple[list[int | None], dict[str, 
     return tokens, one.state()
 
 
-def selected(
-    one: PrivateTokenSelector, rows: torch.Tensor, public: torch.Tensor
-) -> Waiting[int | None]:
+def selection(one: PrivateTokenSelector, rows: torch.Tensor, public: torch.Tensor) -> Selection:
     return one.select(rows, highest(rows), public)
 
 
@@ -73,9 +71,10 @@ def side_by_side(order: Iterable[int], device: str, **changes: Any) -> dict[int,
         late = {text: place >= len(texts) // 2 for place, text in enumerate(texts)}
         now = [text for text in texts if 0 <= step - late[text] < POSITIONS]
         rows = {text: logits(text, step - late[text], device) for text in now}
-        tokens = select_tokens([selected(texts[text], *rows[text]) for text in now])
-        for text, token in zip(now, tokens, strict=True):
-            found[text].append(token)
+        ends = select_tokens([selection(texts[text], *rows[text]) for text in now])
+        for text, end in zip(now, ends, strict=True):
+            assert isinstance(end, Selected)
+            found[text].append(end.token)
     return found
 
 
@@ -188,7 +187,7 @@ def test_public_logits_that_are_not_finite_end_no_text(candidates: str, value: f
     """A model may overflow at a token that was drawn: that would be a failure for the draw."""
     changes = DCLIP | {"candidates": candidates, "k": 40}
     rows, public = logits(0, 0)
-    broken = selected(selector(0, **changes), rows, torch.full_like(public, value))
-    drawn, token = select_tokens([broken, selected(selector(2, **changes), *logits(2, 0))])
-    assert isinstance(drawn, int) and 0 <= drawn < len(public)
-    assert token == drawn_alone(2, **changes)[0][0]
+    broken = selection(selector(0, **changes), rows, torch.full_like(public, value))
+    drawn, other = select_tokens([broken, selection(selector(2, **changes), *logits(2, 0))])
+    assert isinstance(drawn, Selected) and drawn.token in range(len(public))
+    assert other == Selected(drawn_alone(2, **changes)[0][0])
