@@ -39,7 +39,7 @@ def shard() -> ShardActor:
 
 TABLE = pa.Table.from_pylist([{"label": "a", "text": WORD, "unit": "1", "rank": 0}])
 
-TRAINING = SimpleNamespace(settings=SimpleNamespace(zero_stage=2))
+TRAINING = SimpleNamespace(method=SimpleNamespace(settings=SimpleNamespace(zero_stage=2)))
 
 PLACES: dict[str, Callable[[], Any]] = {
     "a shard loads": lambda: shard().load(TABLE),
