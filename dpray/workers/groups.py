@@ -24,6 +24,7 @@ import ray
 from dpray.config.config import Config
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.cluster import never_repeated, own_errors
+from dpray.workers.placement import run_placement
 from dpray.workers.pool import ActorPool, OnLoss, RayActors, RepeatPrivate, Work
 from dpray.workers.pool_actor import OUTCOME_SECONDS, Emit, Pieces, PoolActor
 from dpray.workers.rows import (
@@ -138,6 +139,7 @@ class Groups:
     ) -> Generator[list[Outcome]]:
         with own_errors():
             # Before the actors start, which may take every CPU there is.
+            run_placement().make_room()
             blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
             check_cut_files(data_pieces(config.data))
             yield []
@@ -231,7 +233,7 @@ def group_pool(
     # Sent once, however many actors there are: it may hold a whole plan.
     shared = ray.put(partial(SliceWorker, make_worker, task_size))
     policy = RepeatPrivate(runtime.max_attempts)
-    actors = RayActors(actor, shared, task_size)
+    actors = RayActors(actor, shared, task_size, places=run_placement().engines())
     return ActorPool(actors, policy, runtime.actors, on_loss=on_loss)
 
 

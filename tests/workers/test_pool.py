@@ -74,6 +74,7 @@ class Dummies(RayActors):
     are `held` answer nothing."""
 
     def __init__(self, faults: dict[str, list[Exception]] | None = None) -> None:
+        super().__init__(None)
         self.faults = faults or {}
         self.made: list[Dummy] = []
         self.held: set[int] = set()
