@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
+from dpray.methods.config import load_config
+from dpray.types import Progress
+from tests.integration.fault_driver import build
 from tests.integration.processes import Cluster, Runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
@@ -112,6 +117,26 @@ def test_more_than_the_cluster_has_is_refused(
     assert "runtime.cpus_per_actor" in ended.err and "1 actor, 3 CPUs" in ended.err
     assert "nothing was charged" in ended.err
     assert not has_ledger(run)
+
+
+@pytest.mark.usefixtures("full")
+def test_ctrl_c_ends_a_wait_and_costs_nothing(
+    several: Callable[..., list[Runs]], cluster: Cluster
+) -> None:
+    from ray.util.placement_group import placement_group_table
+
+    (run,) = several(1, method=AUG_PE)
+    config = load_config(str(run.config), [f"runtime.ray_address={cluster.address}"])
+
+    def interrupted(progress: Progress) -> None:
+        if progress.activity == "waiting for room":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        methods.run(config, interrupted, partial(build, "none", str(run.marker)))
+    assert not has_ledger(run)
+    states = {group["state"] for group in placement_group_table().values()}
+    assert states == {"REMOVED"}, "a group that waits would take what the next run needs"
 
 
 @pytest.mark.usefixtures("full")
