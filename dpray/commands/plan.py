@@ -19,6 +19,7 @@ from dpray.io.yaml_text import dump_yaml
 from dpray.report.tables import person_in_words
 from dpray.terminal import Terminal, add_or_remove, progress_bar, titled_table
 from dpray.types import InputError, Progress
+from dpray.workers.placement import needs
 
 if TYPE_CHECKING:
     from dpray.config.config import Config
@@ -91,6 +92,8 @@ def _plan_one(loaded: Config, as_json: bool) -> None:
     for name, value in made.lines().items():
         table.add_row(name, value)
     table.add_row("empty texts", EMPTY[made.config.data.empty])
+    if made.config.runtime.uses_ray:
+        table.add_row("on Ray", _place_in_words(made.config))
     console.print(table)
     for mechanism in summary["mechanisms"]:
         words = _mechanism_in_words({"type": mechanism["name"]} | mechanism["parameters"])
@@ -114,6 +117,16 @@ def _mechanism_in_words(event: Mapping[str, Any]) -> str:
         case name:
             words = str(name).replace("_", " ")
             return re.sub("gaussian|laplace|poisson", lambda found: found[0].title(), words)
+
+
+def _place_in_words(config: Config) -> str:
+    """Return what a run asks of its cluster."""
+    runtime = config.runtime
+    needed = str(needs(config)) or "no CPU and no GPU"
+    if runtime.gpus_per_actor is None and config.engine.is_local:
+        needed += f" (and {config.engine.gpus} GPU an engine, if the cluster has GPUs)"
+    waits = f"waits for room for {needed}, {runtime.wait:g} s at most (runtime.wait)"
+    return f"{waits}; uses room for {runtime.actors} (runtime.actors)"
 
 
 def _guarantee(summary: dict[str, Any]) -> str:

@@ -234,7 +234,7 @@ class RuntimeConfig(Section):
     ray_address: str | None = Field(
         None, description="null: RAY_ADDRESS or a local Ray; 'none': this process, without Ray"
     )
-    actors: Count = Field(1, description="the most engine actors")
+    actors: Count = Field(1, description="the most actors of a kind; the ranks of a training")
     cpus_per_actor: NotNegative = 1.0
     gpus_per_actor: NotNegative | None = Field(
         None,
@@ -250,6 +250,11 @@ class RuntimeConfig(Section):
         3,
         description="attempts in one command after losses; a batch that was lost with this many "
         "actors is left to the next command",
+    )
+    wait: NotNegative = Field(
+        3600.0,
+        description="seconds that a run waits for room on the Ray cluster, before it is charged "
+        "and when it lost its place; then the command ends with exit code 4",
     )
 
     @property

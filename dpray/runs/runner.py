@@ -48,6 +48,7 @@ from dpray.workers.accountant import AccountantClient
 from dpray.workers.engine import BuildEngine, gpus_of_cluster, resolve_gpus
 from dpray.workers.engine_pool import check_loads
 from dpray.workers.metrics import no_metrics, ray_metrics
+from dpray.workers.placement import placed
 from dpray.workers.rows import check_first_records
 
 DATA_FINGERPRINT = "data.sha256"
@@ -103,10 +104,15 @@ class Run:
         is_charged = self.run["state"] == "reserved"
         if not is_charged:
             self._try_charge()
-        if self.on_ray:
-            self.on_progress(Progress("starting Ray"))
-            cluster.start_ray(self.plan.config.runtime.ray_address)
-            self._choose_gpus()
+        with ExitStack() as place:
+            if self.on_ray:
+                self.on_progress(Progress("starting Ray"))
+                cluster.start_ray(self.plan.config.runtime.ray_address)
+                self._choose_gpus()
+                place.enter_context(placed(self.plan.config, self.on_progress, not is_charged))
+            return self._charge_and_release(is_charged)
+
+    def _charge_and_release(self, is_charged: bool) -> dict[str, Any]:
         engine = None
         if not is_charged:
             self.plan.check_embedder()

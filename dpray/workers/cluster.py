@@ -25,6 +25,7 @@ from dpray.types import (
     Resumable,
     is_interruption,
 )
+from dpray.workers.placement import Place
 
 E = TypeVar("E", bound=BaseException)
 
@@ -254,20 +255,33 @@ def own_errors() -> Iterator[None]:
         raise
 
 
-def never_repeated(actor: type, config: Config, gpus: float) -> Any:
-    """Return the remote class of actors with `runtime.cpus_per_actor` CPUs and `gpus` GPUs. Ray
-    neither restarts them nor repeats their calls."""
+class NeverRepeated:
+    """The remote class of actors that Ray neither restarts nor repeats the calls of, with so many
+    CPUs and GPUs each."""
+
+    def __init__(self, actor: type, cpus: float, gpus: float, environment: Any) -> None:
+        self._class: Any = ray.remote(actor)
+        self._cpus = cpus
+        self._options = {
+            "num_gpus": gpus or None,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "runtime_env": environment,
+        }
+
+    def remote(self, *arguments: Any, place: Place | None = None) -> Any:
+        """Start an actor in this place, or where Ray likes."""
+        where = {"num_cpus": self._cpus} if place is None else place.options(self._cpus)
+        return self._class.options(**self._options, **where).remote(*arguments)
+
+
+def never_repeated(actor: type, config: Config, gpus: float) -> NeverRepeated:
+    """Return the remote class of actors with `runtime.cpus_per_actor` CPUs and `gpus` GPUs."""
     environment = None
     if not gpus and THREADS not in os.environ:
         cores = [node["Resources"].get("CPU", 1.0) for node in ray.nodes() if node["Alive"]]
         environment = {"env_vars": {THREADS: str(threads(config.runtime, cores))}}
-    return ray.remote(actor).options(
-        num_cpus=config.runtime.cpus_per_actor,
-        num_gpus=gpus or None,
-        max_restarts=0,
-        max_task_retries=0,
-        runtime_env=environment,
-    )
+    return NeverRepeated(actor, config.runtime.cpus_per_actor, gpus, environment)
 
 
 THREADS = "OMP_NUM_THREADS"

@@ -138,10 +138,12 @@ def gpus_of_cluster() -> Gpus:
     import ray
 
     nodes: list[Mapping[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
-    return Gpus(
-        [node["Resources"].get("GPU", 0.0) for node in nodes],
-        any(NODE_GROUP in node["Labels"] for node in nodes),
-    )
+    return Gpus([node["Resources"].get("GPU", 0.0) for node in nodes], may_grow(nodes))
+
+
+def may_grow(nodes: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether an autoscaler started one of these nodes, and so may start more."""
+    return any(NODE_GROUP in node["Labels"] for node in nodes)
 
 
 def resolve_gpus(config: Config, cluster: Gpus) -> float:
@@ -183,9 +185,7 @@ def _needed(config: Config, gpus: float) -> list[tuple[int, float]]:
     runtime = config.runtime
     if "dp_sgd" in config.method_names:
         return [(runtime.actors, gpus_of_rank(gpus)), (1, gpus)]
-    if config.engine.is_local:
-        return [(1, gpus)]
-    return [(runtime.actors, gpus)] if "aug_pe" in config.method_names else []
+    return [(1, gpus)] if config.engine.is_local or "aug_pe" in config.method_names else []
 
 
 def hide_other_gpus() -> None:

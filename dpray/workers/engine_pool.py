@@ -28,6 +28,7 @@ from dpray.engines.base import (
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 from dpray.workers.cluster import never_repeated
 from dpray.workers.engine import LoadError, build_engine, try_to_load, with_absolute_model
+from dpray.workers.placement import run_placement
 from dpray.workers.pool import ActorPool, RayActors, RepeatPublic, Work
 from dpray.workers.pool_actor import Emit, Pieces, PoolActor
 
@@ -94,7 +95,7 @@ class EnginePool:
         actor = never_repeated(EngineActor, config, runtime.gpus_per_actor or 0.0)
         make = partial(EngineWorker, partial(build, with_absolute_model(config.engine)))
         # All results that are there: the actor waits for no others.
-        actors = RayActors(actor, make, CHUNK, 0.0)
+        actors = RayActors(actor, make, CHUNK, 0.0, places=run_placement().engines())
         self._pool = ActorPool(actors, self._policy, self._size, keeps_actors=True)
 
     def generate(
@@ -133,8 +134,7 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
 
     Returns the loaded model, or the tried client of an endpoint, to a process that can use it, and
     None without a language model. On Ray, an actor with the resources of the run's actors loads a
-    local model and is ended, and None is returned; if that actor is lost, another one loads it. It
-    waits without end for a machine with room for that actor, which the cluster may have to start.
+    local model and is ended, and None is returned; if that actor is lost, another one loads it.
     Raises InputError that says why it cannot be loaded, Resumable if it writes nothing or if actors
     are lost again and again.
     """
@@ -150,7 +150,9 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
     on_progress(Progress("loading the model", detail=f"on a machine with {room}"))
     lost: RayError | None = None
     for _ in range(runtime.max_attempts):
-        actor = never_repeated(EngineActor, config, gpus).remote(partial(EngineWorker, load), CHUNK)
+        actor = never_repeated(EngineActor, config, gpus).remote(
+            partial(EngineWorker, load), CHUNK, place=run_placement().engine()
+        )
         try:
             _loaded(ray.get(actor.load.remote()).error)
             return None

@@ -24,6 +24,7 @@ import ray
 from dpray.config.config import Config
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.cluster import never_repeated, own_errors
+from dpray.workers.placement import run_placement
 from dpray.workers.pool import ActorPool, OnLoss, RayActors, RepeatPrivate, Work
 from dpray.workers.pool_actor import Emit, Pieces, PoolActor
 from dpray.workers.rows import (
@@ -111,6 +112,7 @@ class BatchGathering:
         """Return the pieces of work for a pool, each with whole groups. To be called before its
         actors start, which may take every CPU there is."""
         with own_errors():
+            run_placement().make_room()
             blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
             check_cut_files(data_pieces(config.data))
         return cut_blocks(blocks, round(len(wanted) / (len(blocks) * task_size)))
@@ -228,7 +230,7 @@ def group_pool(
     # Sent once, however many actors there are: it may hold a whole plan.
     shared = ray.put(partial(SliceWorker, make_worker, task_size))
     policy = RepeatPrivate(runtime.max_attempts)
-    actors = RayActors(actor, shared, task_size)
+    actors = RayActors(actor, shared, task_size, places=run_placement().engines())
     return ActorPool(actors, policy, runtime.actors, on_loss=on_loss)
 
 

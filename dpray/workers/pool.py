@@ -8,7 +8,7 @@ Later answers of a lost actor are ignored.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from dpray.workers.cluster import (
     find_error,
     was_lost,
 )
+from dpray.workers.placement import Place, run_placement
 from dpray.workers.pool_actor import Answer, Result
 
 TICK = 1.0
@@ -97,13 +98,20 @@ OnLoss = Callable[[str, Exception], None]
 
 
 class RayActors:
-    """The pool's only way to Ray: starts, calls, awaits and ends its actors."""
+    """The pool's only way to Ray: starts, calls, awaits and ends its actors. The first ones go into
+    the run's `places`, and others where there is room."""
 
-    def __init__(self, actor_class: Any, *arguments: Any) -> None:
+    def __init__(self, actor_class: Any, *arguments: Any, places: Sequence[Place] = ()) -> None:
         self._class, self._arguments = actor_class, arguments
+        self._places = list(places)
+        self._taken: dict[Any, Place] = {}
 
     def start(self) -> Any:
-        return self._class.remote(*self._arguments)
+        place = self._places.pop(0) if self._places else None
+        actor = self._class.remote(*self._arguments, place=place)
+        if place is not None:
+            self._taken[actor] = place
+        return actor
 
     def call(self, actor: Any, method: str, *arguments: Any) -> Any:
         return getattr(actor, method).remote(*arguments)
@@ -118,6 +126,15 @@ class RayActors:
 
     def end(self, actor: Any) -> None:
         ray.kill(actor)
+        if (place := self._taken.pop(actor, None)) is not None:
+            self._places.insert(0, place)
+
+    def leave(self, actor: Any) -> None:
+        """End an actor that nothing replaces; the cluster may need its place."""
+        place = self._taken.get(actor)
+        self.end(actor)
+        if place is not None and run_placement().leave(place):
+            self._places.remove(place)
 
 
 class SlotState(Enum):
@@ -163,6 +180,9 @@ class _ActorSlot:
     def end(self) -> None:
         if self._actor is not None:
             self._actors.end(self._actor)
+
+    def leave(self) -> None:
+        self._actors.leave(self._actor)
 
     def next_outcomes(self) -> list[Result]:
         """Return the results of the call that is done. Raises what ended the call or the actor, and
@@ -313,5 +333,5 @@ class ActorPool:
             raise self._error or error
 
     def _end(self, slot: _ActorSlot) -> None:
-        slot.end()
+        slot.leave()
         self._slots.remove(slot)

@@ -28,6 +28,7 @@ from dpray.types import InputError
 from dpray.workers.cluster import never_repeated, own_errors
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.engine_pool import on_pool
+from dpray.workers.placement import run_placement
 from dpray.workers.rows import (
     CHUNK,
     Row,
@@ -56,7 +57,8 @@ Arguments = TypeVarTuple("Arguments")
 
 class Shards(Generic[W]):
     """Workers, `worker(config, *arguments)` for each shard, that each hold a part of the records.
-    On Ray a shard is an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs.
+    On Ray a shard is an actor of `runtime.cpus_per_actor` CPUs and `gpus` GPUs; there are
+    `runtime.actors`, or as many as the cluster has room for.
 
         voters = Shards(config, Voters)
         counts = voters.each(Voters.count, candidates_ND)
@@ -83,10 +85,11 @@ class Shards(Generic[W]):
         # Read before the actors start, which may take every CPU there is.
         blocks = _blocks(config)
         actor = never_repeated(ShardActor, config, gpus)
-        # As many as configured, even if some get no block: the batches of public work may not
-        # depend on how many records there are.
-        shared = [ray.put(argument) for argument in arguments]
-        self._actors = [actor.remote(config, worker, *shared) for _ in range(config.runtime.actors)]
+        # Even if some get no block: the batches of public work may not depend on how many records
+        # there are.
+        runtime, shared = config.runtime, [ray.put(argument) for argument in arguments]
+        places = run_placement().shards(runtime.actors, runtime.cpus_per_actor, gpus)
+        self._actors = [actor.remote(config, worker, *shared, place=place) for place in places]
         _get(
             [
                 self._actors[number % len(self._actors)].load.remote(block)
@@ -116,6 +119,7 @@ class Shards(Generic[W]):
     def close(self) -> None:
         for actor in self._actors:
             ray.kill(actor)
+        run_placement().give_back_shards()
         self._actors, self._local = [], None
 
 
@@ -143,6 +147,7 @@ class ShardActor:
 
 def _blocks(config: Config) -> list[Any]:
     """Return references to blocks of rows."""
+    run_placement().make_room()
     with own_errors():
         rows = ray_rows(config, partial(record_rows, data=config.data))
         if config.runtime.actors > 1:
@@ -220,7 +225,7 @@ def check_voters(config: Config, gpus: float = 0.0) -> None:
             Voters(config)
             return
         actor = never_repeated(ShardActor, config, gpus)
-        voters = actor.remote(config, Voters)
+        voters = actor.remote(config, Voters, place=run_placement().shard())
         try:
             _get([voters.load.remote(pa.table({}))])
         finally:

@@ -15,7 +15,7 @@ import dpray
 from dpray.accounting.composed_events import Composed, Parallel, SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import DiscreteLaplace, ExponentialMechanism, Gaussian
-from dpray.commands.plan import _mechanism_in_words
+from dpray.commands.plan import _mechanism_in_words, _place_in_words
 from dpray.methods.config import parse_config
 from dpray.report.tables import person_in_words
 from dpray.runs.plan import group_delta
@@ -59,3 +59,20 @@ def test_a_plan_says_what_the_guarantee_is_for_a_person(
         )
     )
     assert words in person_in_words(dpray.plan(config).summary())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"actors": 4, "cpus_per_actor": 2, "gpus_per_actor": 1}, "for 1 actor, 2 CPUs and 1 GPU"),
+        ({}, "for 1 actor, 1 CPU (and 1 GPU an engine, if the cluster has GPUs), 3600 s at most"),
+        ({"cpus_per_actor": 0, "gpus_per_actor": 0, "wait": 60}, "for no CPU and no GPU, 60 s"),
+    ],
+)
+def test_a_plan_says_what_it_asks_of_a_cluster(
+    settings: Callable[..., dict[str, Any]], changes: dict[str, Any], words: str
+) -> None:
+    ours = {f"runtime__{key}": value for key, value in changes.items()}
+    config = parse_config(settings(**{"runtime__ray_address": None} | ours))
+    assert words in _place_in_words(config)
+    assert f"uses room for {config.runtime.actors}" in _place_in_words(config)

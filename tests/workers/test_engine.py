@@ -58,6 +58,13 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
         ({"runtime__gpus_per_actor": 0}, GROWS, 0.0),
         ({"runtime__gpus_per_actor": 1}, GROWS, 1.0),
         ({"runtime__actors": 9}, TWO_NODES, 1.0),  # the pool has as many as fit
+        # As many voters as fit count the votes.
+        (
+            {"method": AUG_PE, "engine": OPENAI, "runtime__gpus_per_actor": 0.4}
+            | {"runtime__actors": 3},
+            ONE,
+            0.4,
+        ),
         ({"method": DP_SGD, "runtime__actors": 4}, TWO_NODES, 1.0),
     ],
 )
@@ -79,10 +86,9 @@ def test_gpus_are_chosen(
         ),
         ({"method": DP_SGD, "runtime__actors": 5}, TWO_NODES, "5 actor.* room for 4"),
         (
-            {"method": AUG_PE, "engine": OPENAI, "runtime__gpus_per_actor": 0.4}
-            | {"runtime__actors": 3},
-            ONE,
-            "3 actor.* of 0.4 GPU.* room for 2",
+            {"method": AUG_PE, "engine": OPENAI, "runtime__gpus_per_actor": 1},
+            NONE,
+            "1 actor.* of 1 GPU.* room for 0",
         ),
     ],
 )

@@ -17,6 +17,7 @@ from ray.exceptions import (
 from dpray.engines.base import DeviceLost, EngineError, LoadFailed, OutOfMemory, SelectorFailed
 from dpray.types import DprayError, InputError
 from dpray.workers.cluster import EndedForMemory, LostTooOften
+from dpray.workers.placement import Place
 from dpray.workers.pool import (
     ActorPool,
     LossPolicy,
@@ -74,6 +75,7 @@ class Dummies(RayActors):
     are `held` answer nothing."""
 
     def __init__(self, faults: dict[str, list[Exception]] | None = None) -> None:
+        super().__init__(None)
         self.faults = faults or {}
         self.made: list[Dummy] = []
         self.held: set[int] = set()
@@ -285,3 +287,63 @@ def test_a_private_loss_is_repeated_only_if_nobody_saw_it_and_no_text_caused_it(
 def test_private_work_is_given_up_after_three_losses() -> None:
     assert PRIVATE.gives_up(LOST, losses=2) is None
     assert isinstance(PRIVATE.gives_up(LOST, losses=3), LostTooOften)
+
+
+class Started:
+    """A remote class, which notes where its actors are started."""
+
+    def __init__(self) -> None:
+        self.places: list[Any] = []
+
+    def remote(self, place: Any) -> int:
+        self.places.append(place)
+        return len(self.places)
+
+
+def test_the_first_actors_and_what_replaces_them_have_the_places_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("ray.kill", killed.append)
+    started, place = Started(), Place(None, 0, 1.0)
+    actors = RayActors(started, places=[place])
+    first = actors.start()
+    actors.start()
+    actors.end(first)
+    actors.start()
+    assert started.places == [place, None, place] and killed == [first]
+
+
+def test_a_place_that_nothing_needs_any_more_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then an autoscaler can take its machine away while other actors work."""
+    monkeypatch.setattr("ray.kill", lambda actor: None)
+    left: list[Place] = []
+
+    class Placement:
+        def leave(self, place: Place) -> bool:
+            left.append(place)
+            return True
+
+    monkeypatch.setattr("dpray.workers.pool.run_placement", Placement)
+    started, place = Started(), Place(None, 0, 1.0)
+    actors = RayActors(started, places=[place])
+    actors.leave(actors.start())
+    assert left == [place]
+    actors.start()
+    assert started.places == [place, None]
+
+
+def test_an_actor_without_work_leaves_while_others_work() -> None:
+    """As `ActorPool` asks for it, and not for one that is replaced."""
+    left: list[Dummy] = []
+
+    class Leaving(Dummies):
+        def leave(self, actor: Dummy) -> None:
+            left.append(actor)
+            super().leave(actor)
+
+    actors = Leaving({"b": [LOST]})
+    pool = ActorPool(actors, RepeatPrivate(3), 2)
+    found = [name for results in pool.run([Work(("a",)), Work(("b",))]) for name, _ in results]
+    assert sorted(found) == ["a", "b"]
+    assert len(left) == 2 < len(actors.made)

@@ -133,6 +133,7 @@ def run_training(session: DpSgdSession, training: Training, show: OnStep) -> Non
             scratch=str(session.folder.private.resolve() / RAY_TRAIN),
             gpus_per_worker=gpus_of_rank(runtime.gpus_per_actor or 0.0),
             cpus_per_worker=runtime.cpus_per_actor,
+            wait=runtime.wait,
         )
 
 

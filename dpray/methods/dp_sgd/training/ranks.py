@@ -42,6 +42,7 @@ from dpray.methods.dp_sgd.training.training import ReferenceTrainer, Training, t
 from dpray.types import DprayError, Resumable
 from dpray.workers.cluster import ended_for_memory, find_error, was_lost
 from dpray.workers.engine import HIDDEN
+from dpray.workers.placement import run_placement
 from dpray.workers.rows import without_words
 
 # Ray Train v2's arguments; type checkers see v1's.
@@ -51,10 +52,6 @@ _NO_RETRIES = ray.train.FailureConfig(
     max_preemption_failures=0,
 )
 
-MACHINES_COME = 3600
-"""The seconds that a cluster has for starting the machines of all ranks. Ray Train's default is one
-minute, in which no cloud starts a machine with a GPU."""
-
 
 def train_on_ray(
     training: Training,
@@ -62,14 +59,18 @@ def train_on_ray(
     scratch: str,
     gpus_per_worker: float = 0.0,
     cpus_per_worker: float = 1.0,
+    wait: float = 3600.0,
 ) -> None:
     """Fine-tune on `workers` ranks; returns when the model is in `training.folder`.
 
     `scratch` is a folder for Ray Train's own files, on storage that all nodes share. Raises what a
-    rank raised, Ray's error if a worker was lost, and Resumable if the cluster has no room.
+    rank raised, Ray's error if a worker was lost, and Resumable if the cluster has no room for
+    `wait` seconds.
     """
+    # Ray Train makes a group of its own, in the room of the run's.
+    run_placement().give_back()
     # No argument of Ray Train sets this.
-    os.environ.setdefault(WORKER_GROUP_START_TIMEOUT_S_ENV_VAR, str(MACHINES_COME))
+    os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = str(wait)
     trainer: Any = TorchTrainer(
         _rank,
         train_loop_config={"training": training},
@@ -107,8 +108,9 @@ def reason(error: TrainingFailedError) -> BaseException:
             return WorkerCrashedError()
         if isinstance(failure, WorkerGroupStartupTimeoutError | InsufficientClusterResourcesError):
             return Resumable(
-                "the cluster has no room for the ranks of the training (runtime.actors, "
-                "cpus_per_actor, gpus_per_actor), none of which began; make room"
+                "the cluster has no room: the run waits for the ranks of the training, none of "
+                "which began (runtime.wait, actors, cpus_per_actor, gpus_per_actor); make room, or "
+                "wait longer"
             )
         if (ours := find_error(failure, DprayError)) is not None:
             return ours

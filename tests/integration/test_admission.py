@@ -1,0 +1,151 @@
+"""Runs on a cluster of two CPUs, which has room for less than they ask for: each has its place
+before it is charged, takes what there is, and leaves the rest to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpray.ledger.ledger import Ledger
+from dpray.methods import registry as methods
+from dpray.methods.config import load_config
+from dpray.types import Progress
+from tests.integration.fault_driver import build
+from tests.integration.processes import Cluster, Runs
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
+
+AUG_PE = {
+    "name": "aug_pe", "records": 6, "iterations": 2, "variations": 2, "max_tokens": 8,
+    "word_var": None, "max_retries": 6,
+}  # fmt: skip
+
+
+def has_ledger(run: Runs) -> bool:
+    return Path(run.url.removeprefix("sqlite:///")).exists()
+
+
+def assert_charged_once(run: Runs) -> None:
+    with closing(Ledger.open(run.url)) as ledger:
+        account = ledger.account("notes")
+    assert account is not None and len(account.charges) == 1
+
+
+@pytest.fixture
+def several(runs: Callable[..., Runs], tmp_path: Path) -> Callable[..., list[Runs]]:
+    """Runs that share the cluster and nothing else."""
+
+    def make(number: int, **changes: Any) -> list[Runs]:
+        return [
+            runs(
+                output__path=str(tmp_path / f"out-{i}"),
+                privacy__ledger=f"sqlite:///{tmp_path}/ledger-{i}.db",
+                **changes,
+            ).with_fault("none")
+            for i in range(number)
+        ]
+
+    return make
+
+
+@pytest.fixture
+def full(cluster: Cluster) -> Iterator[None]:
+    """Somebody else has all CPUs of the cluster."""
+    import ray
+
+    @ray.remote(num_cpus=2)
+    class Somebody:
+        def is_there(self) -> bool:
+            return True
+
+    somebody: Any = Somebody.remote()
+    assert ray.get(somebody.is_there.remote())
+    yield
+    ray.kill(somebody)
+
+
+def test_dp_kps_counts_with_the_shards_that_have_room(
+    runs: Callable[..., Runs], cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("\n".join(f"word{i}" for i in range(30)) + "\npatient\nnumber\n")
+    run = runs(runtime__actors=4, privacy__epsilon=8.0)
+    run.tree["engine"] = {"kind": "none"}
+    run.tree["method"] = {
+        "name": "dp_kps", "vocabulary": str(words), "vocabulary_size": 20, "records": 60,
+        "estimator": "exact",
+    }  # fmt: skip
+    assert run.here(capfd, cluster.address).report["records"] == 60
+    assert_charged_once(run)
+
+
+def test_aug_pe_has_room_for_a_voter_and_an_engine(
+    several: Callable[..., list[Runs]], cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run,) = several(1, method=AUG_PE, runtime__actors=4)
+    assert run.here(capfd, cluster.address).report["records"] == 6
+    assert_charged_once(run)
+
+
+def test_two_runs_of_aug_pe_share_a_cluster(several: Callable[..., list[Runs]]) -> None:
+    both = several(2, method=AUG_PE, runtime__actors=2)
+    processes = [run.start() for run in both]
+    for run, process in zip(both, processes, strict=True):
+        assert run.finish(process).report["records"] == 6
+        assert_charged_once(run)
+
+
+def test_four_runs_share_a_cluster(several: Callable[..., list[Runs]]) -> None:
+    """Each would take both CPUs."""
+    four = several(4, runtime__cpus_per_actor=2, method__max_records=12)
+    processes = [run.start() for run in four]
+    for run, process in zip(four, processes, strict=True):
+        run.assert_whole(run.finish(process).report)
+
+
+def test_more_than_the_cluster_has_is_refused(
+    runs: Callable[..., Runs], cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = runs(runtime__cpus_per_actor=3).with_fault("none")
+    ended = run.here(capfd, cluster.address)
+    assert ended.code == 2, ended.err
+    assert "runtime.cpus_per_actor" in ended.err and "1 actor, 3 CPUs" in ended.err
+    assert "nothing was charged" in ended.err
+    assert not has_ledger(run)
+
+
+@pytest.mark.usefixtures("full")
+def test_ctrl_c_ends_a_wait_and_costs_nothing(
+    several: Callable[..., list[Runs]], cluster: Cluster
+) -> None:
+    from ray.util.placement_group import placement_group_table
+
+    (run,) = several(1, method=AUG_PE)
+    config = load_config(str(run.config), [f"runtime.ray_address={cluster.address}"])
+
+    def interrupted(progress: Progress) -> None:
+        if progress.activity == "waiting for room":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        methods.run(config, interrupted, partial(build, "none", str(run.marker)))
+    assert not has_ledger(run)
+    states = {group["state"] for group in placement_group_table().values()}
+    assert states == {"REMOVED"}, "a group that waits would take what the next run needs"
+
+
+@pytest.mark.usefixtures("full")
+def test_a_wait_ends_and_costs_nothing(
+    several: Callable[..., list[Runs]], cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (run,) = several(1, method=AUG_PE, runtime__wait=2)
+    ended = run.here(capfd, cluster.address)
+    assert ended.code == 4, ended.err
+    assert "waits for 2 of 2 actors, 0.5 CPU each" in ended.err and "runtime.wait" in ended.err
+    assert "nothing was charged" in ended.err
+    assert not has_ledger(run)

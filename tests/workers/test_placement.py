@@ -1,0 +1,97 @@
+"""What a run cannot do without on a cluster, in numbers and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dpray.config.config import Config
+from dpray.methods.config import parse_config
+from dpray.workers.placement import fits, in_words, missing, needs
+
+OPENAI = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
+AUG_PE = {"name": "aug_pe"}
+DP_SGD = {"name": "dp_sgd", "batch_size": 20}
+VLLM = {"engine__kind": "vllm", "engine__tensor_parallel_size": 4}
+
+
+@pytest.fixture
+def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
+    ours = {"runtime__ray_address": None, "runtime__actors": 8}
+    return lambda **changes: parse_config(settings(**(ours | changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "1 actor, 1 CPU"),
+        ({"runtime__cpus_per_actor": 4, "runtime__gpus_per_actor": 1}, "1 actor, 4 CPUs and 1 GPU"),
+        ({"runtime__cpus_per_actor": 0}, ""),
+        ({"method": AUG_PE}, "2 actors, 0.5 CPU each"),
+        (
+            {"method": AUG_PE, "runtime__gpus_per_actor": 1},
+            "2 actors: 1 of 0.5 CPU and 1 GPU, 1 of 0.5 CPU",
+        ),
+        ({"method": AUG_PE, "engine": OPENAI}, "1 actor, 1 CPU"),
+        (
+            {"method": AUG_PE, "engine": OPENAI, "runtime__gpus_per_actor": 1},
+            "1 actor, 1 CPU and 1 GPU",
+        ),
+        ({"method": DP_SGD}, "8 actors, 1 CPU each"),
+        ({"method": DP_SGD, "runtime__gpus_per_actor": 1}, "8 actors, 1 CPU and 1 GPU each"),
+        # An engine of four GPUs comes after the ranks, in the room of four of them.
+        (
+            {"method": DP_SGD, "runtime__gpus_per_actor": 4} | VLLM,
+            "5 actors: 1 of 1 CPU and 4 GPUs, 4 of 1 CPU and 1 GPU",
+        ),
+        (
+            {"method": DP_SGD, "runtime__gpus_per_actor": 4, "runtime__actors": 2} | VLLM,
+            "1 actor, 1 CPU and 4 GPUs",
+        ),
+    ],
+)
+def test_what_a_run_needs_does_not_grow_with_actors_that_it_can_do_without(
+    config: Callable[..., Config], changes: dict[str, Any], words: str
+) -> None:
+    assert str(needs(config(**changes))) == words
+
+
+def test_a_chain_needs_what_the_more_demanding_method_needs(
+    settings: Callable[..., dict[str, Any]],
+) -> None:
+    tree = settings(runtime__ray_address=None)
+    tree["methods"] = [{"name": "topics", "public": "public.jsonl"}, AUG_PE]
+    del tree["method"]
+    assert str(needs(parse_config(tree))) == "2 actors, 0.5 CPU each"
+
+
+NODES = [{"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("bundles", "has_room"),
+    [
+        ([{"CPU": 2.0}] * 2, True),
+        ([{"CPU": 2.0}] * 3, False),
+        ([{"CPU": 4.0}], False),  # none has CPUs of two machines
+        ([{"CPU": 0.1}] * 40, True),
+        ([{"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0}], True),
+        ([{"CPU": 1.0, "GPU": 1.0}] * 2, False),
+        ([{"CPU": 1.0, "GPU": 0.5}] * 2, True),
+        ([{"CPU": 2.0, "GPU": 1.0}, {"CPU": 1.5}, {"CPU": 1.0}], False),
+    ],
+)
+def test_only_what_no_machines_of_this_kind_can_hold_does_not_fit(
+    bundles: list[dict[str, float]], has_room: bool
+) -> None:
+    assert fits(bundles, NODES) is has_room
+
+
+def test_what_a_run_waits_for_is_counted() -> None:
+    bundles = [{"CPU": 0.5}] * 8
+    assert missing(bundles, {"CPU": 2.5}) == 3
+    assert missing(bundles, {}) == 8
+    assert missing(bundles, {"CPU": 64.0}) == 1, "what is free is on several machines"
+    assert in_words(bundles) == "8 actors, 0.5 CPU each"
