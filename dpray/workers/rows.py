@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -174,7 +174,7 @@ def to_row(
 
 def local_rows(data: DataConfig, rows_of: RowsOf) -> list[Row]:
     """Read the rows of all files into this process, at most as many of each unit as its bound."""
-    rows = (row for piece in data_pieces(data) for row in rows_of(piece))
+    rows = chain.from_iterable(map(rows_of, data_pieces(data)))
     return list(rows) if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
 
 

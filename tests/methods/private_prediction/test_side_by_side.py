@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from dpray.engines.base import Selected, Selection, select_token, select_tokens
+from dpray.engines.base import (
+    Failed,
+    HostSync,
+    Selected,
+    Selection,
+    select_token,
+    select_tokens,
+)
 from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.methods.private_prediction.logits import sample_softmax
@@ -93,6 +100,17 @@ def test_groups_beside_each_other_get_the_tokens_that_they_get_alone_on_any_devi
     assert any(state["t"] for state in states)
     assert any(state["public_tokens"] for state in states) == bool(has_free_tokens)
     assert len({token for tokens in expected.values() for token in tokens}) > TEXTS
+
+
+def test_a_selection_that_fails_ends_no_other() -> None:
+    def breaks(value: torch.Tensor) -> Selection:
+        raise ArithmeticError(f"{value.tolist()} of {value.dtype}")
+
+    good = selection(selector(2), *logits(2, 0))
+    failed, other = select_tokens([HostSync(torch.ones(1, 2), breaks), good])
+    assert isinstance(failed, Failed) and isinstance(failed.error, ArithmeticError)
+    assert str(failed.error) == "[1.0, 1.0] of torch.float64"
+    assert other == Selected(drawn_alone(2)[0][0])
 
 
 def uniform(rng: Any) -> float:
