@@ -38,7 +38,7 @@ from dpray.methods.private_prediction.prompts import (
 )
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
-from dpray.runs.plan import Choice, Plan, Reads, Signal, TokenLimit, label_histogram
+from dpray.runs.plan import Choice, Plan, Reads, Signal, TokenLimit
 from dpray.types import InputError
 
 MOST = 10_000_000
@@ -242,10 +242,6 @@ class PrivatePredictionPlan(Plan):
             r = self.private_tokens
             return {"batches": "disjoint", "max_records": texts, "private_tokens": r}
         return {"batches": "poisson", "texts": texts, "max_records": None}
-
-    def published_batches(self, published: int) -> int:
-        """Return how many of the published units are batches: the measured labels are one more."""
-        return max(published - (label_histogram(self.config) is not None), 0)
 
     def method_summary(self) -> dict[str, Any]:
         mechanism, settings = self.method.mechanism, self.settings
