@@ -13,7 +13,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -63,9 +62,6 @@ class RunLedger(ABC):
     too long): the operation may or may not have happened, and repeating it is safe.
     """
 
-    prefix: str = ""
-    """The ledger reads and writes only units whose names begin with this, and leaves it out."""
-
     @abstractmethod
     def write(
         self,
@@ -87,13 +83,6 @@ class RunLedger(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give up the connections to the database."""
-
-    def with_prefix(self, prefix: str) -> Self:
-        """Return this ledger for the units of one method in a chain. Charges are made under the
-        run's own keys. The connections are shared: close the original only."""
-        view = copy(self)
-        view.prefix = prefix
-        return view
 
     def create_dataset(
         self,
@@ -166,7 +155,7 @@ class RunLedger(ABC):
         Raises `LedgerConflict`, and records none of them, if one is published (`AlreadyPublished`)
         or has failed, or if the run is committed.
         """
-        own = tuple(self.prefix + unit for unit in dict.fromkeys(units))
+        own = tuple(dict.fromkeys(units))
         check("an attempt's id", attempt_id, KEY)
         check_public("the name of a batch", own)
         self.write(Transaction.begin, charge_key, attempt_id, own)
@@ -179,7 +168,7 @@ class RunLedger(ABC):
         Raises `AlreadyPublished` for another attempt, `LedgerConflict` for another file, a unit
         that has failed, or a committed run.
         """
-        own = sorted({(self.prefix + unit, sha256) for unit, sha256 in releases})
+        own = sorted(set(releases))
         units = [unit for unit, _ in own]
         if len(set(units)) < len(units):
             raise LedgerConflict("a batch has one release, not two")
@@ -196,11 +185,10 @@ class RunLedger(ABC):
         Returns True the first time; the first failure of a unit stands, and later ones answer
         False. Raises `AlreadyPublished`, and `LedgerConflict` for a committed run.
         """
-        own = self.prefix + unit
         check("an attempt's id", attempt_id, KEY)
         check("the name of an error's class", reason_class_name, CLASS_NAME)
-        check_public("the name of a batch", [own])
-        return self.write(Transaction.fail, charge_key, own, attempt_id, reason_class_name)
+        check_public("the name of a batch", [unit])
+        return self.write(Transaction.fail, charge_key, unit, attempt_id, reason_class_name)
 
     def commit(self, charge_key: str) -> bool:
         """Close a run: nothing begins or is published under it from now on. Returns True the first
@@ -221,7 +209,7 @@ class RunLedger(ABC):
     def counts(self, charge_key: str) -> dict[str, int]:
         """Return how many units of a run were `started`, `published` and `failed`, the `starts` in
         all, and whether (1 or 0) it is `committed`."""
-        return self.read(queries.count, charge_key, self.prefix)
+        return self.read(queries.count, charge_key)
 
     def account(self, dataset: str) -> Account | None:
         """Return a data set's budget and charges, or None if it has no budget."""
@@ -263,9 +251,7 @@ class RunLedger(ABC):
         """Yield a run's units with their entries of one kind, in pages: they may be a million."""
         after = ("", "")
         while rows := self.read(queries.page, kind, charge_key, after):
-            for entry in rows:
-                if entry.unit.startswith(self.prefix):
-                    yield entry.unit.removeprefix(self.prefix), entry
+            yield from ((entry.unit, entry) for entry in rows)
             after = (rows[-1].unit, rows[-1].attempt)
 
 

@@ -31,6 +31,11 @@ def content_rank(text: str, label: str | None) -> int:
     return int(content_id(text, label)[:16], 16) >> 1
 
 
+def is_batch(unit: str) -> bool:
+    """Return whether a unit of a run has the name of a batch: no other mechanism's has a slash."""
+    return "/" in unit
+
+
 @dataclass(frozen=True)
 class Batches:
     """The batches of each label. A batch id is `i/n`: the label's position in the public label set,

@@ -78,12 +78,6 @@ class ChainSettings(MethodSettings):
     def each(self) -> Sequence[MethodSettings]:
         return self.methods
 
-    @property
-    def links(self) -> tuple[str, str]:
-        """Return the names of the two links."""
-        first, second = self.methods
-        return f"1-{first.name}", f"2-{second.name}"
-
 
 class RunConfig(Config):
     method: Annotated[

@@ -108,7 +108,10 @@ def _algorithms(report: Report) -> list[Answer]:
         f"{each['name'].replace('_', ' ')} ({number(each['count'])} times)"
         for each in report["mechanisms"]
     )
-    accountant = report["accountant"]
+    accountant, first = report["accountant"], report.get("first", {}).get("public_inputs", {})
+    public = report["public_inputs"] | {
+        f"first method's {key}": each for key, each in first.items()
+    }
     return [
         Answer(
             "Which mechanisms read private data?",
@@ -126,7 +129,7 @@ def _algorithms(report: Report) -> list[Answer]:
             "What is taken to be public?",
             "; ".join(
                 f"{key.replace('_', ' ')}: {_listed(value)}"
-                for key, value in report["public_inputs"].items()
+                for key, value in public.items()
                 if value not in (None, [], "")
             ),
             "public_inputs",
@@ -149,6 +152,8 @@ def _listed(value: Any) -> str:
 def _implementation(report: Report) -> list[Answer]:
     numerics = report.get("numerics")
     rows = f" Model numerics: {numerics['dtype']}." if numerics else ""
+    of_methods = (report["first"], report) if "first" in report else (report,)
+    sources = dict.fromkeys(each["noise_source"] for each in of_methods)
     return [
         Answer(
             "Where is the proof, and what was tested?",
@@ -158,7 +163,7 @@ def _implementation(report: Report) -> list[Answer]:
         ),
         Answer(
             "Where does randomness come from, and are floating-point numbers safe?",
-            f"{report['noise_source']}.{rows}",
+            f"{'; '.join(sources)}.{rows}",
             "noise_source, numerics",
         ),
         Answer(

@@ -42,20 +42,16 @@ def release_with_repeats(
     for number, session in enumerate(sessions, start=1):
         with closing(session):
             try:
-                session.folder.recover(_committed(session))
-                session.record_failures()
-                session.folder.take_room()
-                session.check_records()
-                session.measure_labels()
-                return session, release(session)
+                with session.opened():
+                    session.check_records()
+                    session.measure_labels()
+                    return session, release(session)
             except BaseException as error:
                 if (ended := _end_of_run(session, number, error)) is not None:
                     ended.resume_hint = session.resume_hint
                     if ended is error:
                         raise
                     raise ended from error
-            finally:
-                session.folder.give_room()
     raise AssertionError("runtime.max_attempts is at least 1")
 
 
@@ -105,13 +101,6 @@ def _ended_between_draws(error: BaseException) -> DprayError:
     if cluster.ended_for_memory(error):
         return Resumable(f"{_what_stopped(error)}, and nothing was being drawn")
     return DprayError(f"{_what_stopped(error)}; nothing that was not finished was released")
-
-
-def _committed(session: Session[Any]) -> Callable[[str], bool]:
-    if session.config.not_private:
-        return lambda sha: True
-    shas = {sha for _, (_, sha) in session.ledger.published(session.run_id)}
-    return shas.__contains__
 
 
 def _record_failures(session: Session[Any], error: BaseException) -> list[str]:

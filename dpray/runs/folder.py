@@ -5,6 +5,7 @@ synthetic.jsonl, privacy_report.json, privacy_report.html, run.json     may be r
 table.jsonl, table.parquet                         may be released, where a record is a table's row
 private/                                           never, and only its owner can open it
   lock, staging/ (not yet committed), parts/ (committed), room (on the disk, for what is drawn)
+  first/ (the folder of a chain's first run)
 ```
 A part is the output of some batches by one attempt (`*.jsonl`), or of one mechanism (`*.json`). It
 is written and flushed to disk in `staging`, then the ledger commits its batches, then it moves to
@@ -14,7 +15,6 @@ is written and flushed to disk in `staging`, then the ledger commits its batches
 
 from __future__ import annotations
 
-import copy
 import fcntl
 import hashlib
 import json
@@ -66,8 +66,10 @@ TOKENS = "tokens"
 
 BATCHES_KEY = "batches.key"
 """The file in `private` with the secret key of Poisson batches, which is nowhere else. A finished
-run does not need it. In a chain each method has a file of its own, with its name before this
-one."""
+run does not need it."""
+
+FIRST = "first"
+"""The folder in `private` of the first run of a chain."""
 
 SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL, TOKENS)
 """The folders in `private` that a training fills and a finished run has no use for."""
@@ -82,7 +84,7 @@ class ReleaseFolder:
                 f"output.path: {path} lies in a copy of a job's working directory, which Ray "
                 "deletes, and the paid release with it: give an absolute path outside"
             )
-        self.root, self.prefix = Path(path), ""
+        self.root = Path(path)
         self.private = self.root / "private"
         self.staging = self.private / "staging"
         self.parts = self.private / "parts"
@@ -107,13 +109,6 @@ class ReleaseFolder:
     def close(self) -> None:
         self._lock.close()
 
-    def of_method(self, name: str) -> ReleaseFolder:
-        """Return the same folder for one method of a chained run: it sees, and writes, only
-        the parts whose names begin with its own."""
-        folder = copy.copy(self)
-        folder.prefix = f"{name}."
-        return folder
-
     @property
     def synthetic(self) -> Path:
         return self.root / "synthetic.jsonl"
@@ -137,7 +132,7 @@ class ReleaseFolder:
     def stage(self, name: str, records: Iterable[dict[str, Any]]) -> str:
         """Write a part durably; returns its SHA-256, for the ledger."""
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        write_durably(self.staging / f"{self.prefix}{name}", text, private=True)
+        write_durably(self.staging / name, text, private=True)
         return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
     def take_room(self) -> None:
@@ -162,7 +157,7 @@ class ReleaseFolder:
 
     def move_to_parts(self, name: str) -> None:
         """Move a committed part; safe to repeat."""
-        source = self.staging / f"{self.prefix}{name}"
+        source = self.staging / name
         if source.exists():
             os.replace(source, self.parts / source.name)
             sync(self.parts)
@@ -183,22 +178,23 @@ class ReleaseFolder:
             )
 
     def has_output(self) -> bool:
-        """Return whether anything was published here."""
-        return any(self._outputs())
+        """Return whether anything was published here, or in the first run of a chain."""
+        of_first = (self.private / FIRST / "private" / "parts").glob("*.json")
+        return any(self._outputs()) or any(of_first)
 
     def _outputs(self) -> Iterator[Path]:
         return (path for path in self.parts.iterdir() if path.suffix in PARTS)
 
     def published_output(self, name: str) -> dict[str, Any] | None:
         """Return the output of a mechanism, or None if it is not published."""
-        path = self.parts / f"{self.prefix}{name}"
+        path = self.parts / name
         if not path.exists():
             return None
         output: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return output
 
     def published_records(self) -> Iterator[dict[str, Any]]:
-        for path in sorted(self.parts.glob(f"{self.prefix}*.jsonl")):
+        for path in sorted(self.parts.glob("*.jsonl")):
             with open(path, encoding="utf-8") as lines:
                 yield from (json.loads(line) for line in lines)
 
@@ -238,8 +234,7 @@ class ReleaseFolder:
         that are not the run's own: people keep ledgers and evaluations in `private`."""
         for path in [*self.staging.iterdir(), *self.parts.glob("*.jsonl")]:
             path.unlink()
-        for path in self.private.glob(f"*{BATCHES_KEY}"):  # one for each method of a chain
-            path.unlink()
+        (self.private / BATCHES_KEY).unlink(missing_ok=True)
         for name in SCRATCH:
             shutil.rmtree(self.private / name, ignore_errors=True)
 

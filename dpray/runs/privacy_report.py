@@ -109,7 +109,7 @@ def privacy_report(
         report["not_covered"] = [*report["not_covered"], TUNED_WITHOUT_NOISE]
     if histogram and INTEGER_NOISE_SOURCE not in report["noise_source"]:
         report["noise_source"] += f"; the label proportions: {INTEGER_NOISE_SOURCE}"
-    places = ("method", "public_inputs", "tuned")
+    places = ("method", "public_inputs", "tuned", "first")
     return report | {key: named(report[key]) for key in places if key in report}
 
 

@@ -220,15 +220,14 @@ class Run:
             for section, _, name in (key.partition(".") for key in keys):
                 kept[section][name] = public[section].get(name)
         # The cached texts are of another model, or of the same one with other settings.
-        for calls in self.folder.private.glob(f"*{CALLS}"):
-            calls.unlink()
+        (self.folder.private / CALLS).unlink(missing_ok=True)
 
     def _call_keys(self) -> frozenset[str]:
         """Return the keys that may change although a mechanism has begun, because all that they
         shape is post-processing."""
         method = self.plan.config.method.each[-1]
         after = method.calls_after
-        if after is not None and not any(self.folder.parts.glob(f"*{after}.json")):
+        if after is not None and not (self.folder.parts / f"{after}.json").exists():
             return frozenset()
         return frozenset() if self.run["state"] == "finished" else method.call_keys
 

@@ -97,7 +97,7 @@ class Session(Generic[P]):
     resume_hint: str = DprayError.resume_hint
     """Set on an error that ends the run: how to continue, and the cost."""
     charged: float | None = None
-    """The epsilon that was charged, if it is not the plan's."""
+    """The epsilon that was charged, if it is more than the plan's."""
     left_out: set[str] = field(default_factory=set)
     """The parameters that an endpoint's model did not know."""
     _activity: str = field(default="", init=False)
@@ -123,6 +123,19 @@ class Session(Generic[P]):
     def public_generator(self, name: str) -> np.random.Generator:
         """Return a generator of public randomness, the same in every attempt at the run."""
         return generator(named_key(self.salt, name))
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Recover the folder from a crash, record what failed before, and take room on the disk for
+        what will be drawn, until the attempt ends."""
+        published = {sha for _, (_, sha) in self.ledger.published(self.charge_key())}
+        self.folder.recover(lambda sha: self.config.not_private or sha in published)
+        self.record_failures()
+        self.folder.take_room()
+        try:
+            yield
+        finally:
+            self.folder.give_room()
 
     def note_loss(self, attempt_id: str, error: BaseException) -> None:
         """Note why what an attempt or one of its workers had begun will begin again, for the count
@@ -164,13 +177,13 @@ class Session(Generic[P]):
             if any(attempt.startswith(each) for each in begun_by):
                 self.ledger.fail(self.run_id, unit, attempt, reason)
 
-    def secret_key(self, name: str, lost: str) -> SecretKey:
-        """Return the key of the secret coins of the run, or of one method in a chain, which is kept
-        in a file of that name in `private`: the same in every attempt. Raises InputError if a run
-        that has begun misses the file, with what is `lost`, or has something else in its place."""
-        path = self.folder.private / f"{self.folder.prefix}{name}"
+    def secret_key(self, name: str, tosses: Callable[[str], bool], lost: str) -> SecretKey:
+        """Return the key of the secret coins of the run, which is kept in a file of that name in
+        `private`: the same in every attempt. Raises InputError if the file is missing, with what is
+        `lost`, after a unit that `tosses` these coins has begun, or if it holds something else."""
+        path = self.folder.private / name
         if not path.exists():
-            if any(unit != "labels" for unit, _ in self.ledger.started(self.charge_key())):
+            if any(tosses(unit) for unit, _ in self.ledger.started(self.charge_key())):
                 raise InputError(
                     f"output.path: {path} is missing, so that {lost}; put it back, or choose "
                     "another folder"
@@ -211,29 +224,6 @@ class Session(Generic[P]):
             raise
         except Exception as error:
             raise Resumable(f"on_progress raised {type(error).__name__}") from error
-
-    def link(self, name: str, plan: Plan) -> closing[Session[Any]]:
-        """Return the session of one method of a chained run, with its plan. It has the run's
-        charge, and units, files, calls and public randomness of its own, which its name sets
-        apart."""
-        engine = None
-        if plan.config.engine.kind != "none":
-            engine, self.engine = self.engine, None
-        whole: Session[Any] = self
-        return closing(
-            replace(
-                whole,
-                plan=plan,
-                folder=self.folder.of_method(name),
-                ledger=self.ledger.with_prefix(f"{name}."),
-                salt=named_key(self.salt, name),
-                on_progress=lambda p: self.on_progress(
-                    replace(p, activity=f"{name}: {p.activity}")
-                ),
-                engine=engine,
-                charged=self.plan.cost.epsilon,
-            )
-        )
 
     # Mechanisms
 
@@ -391,7 +381,7 @@ class Session(Generic[P]):
 
     @cached_property
     def _calls(self) -> CallCache:
-        return CallCache(self.folder.private / f"{self.folder.prefix}{CALLS}")
+        return CallCache(self.folder.private / CALLS)
 
     @property
     def calls(self) -> dict[str, int]:

@@ -109,28 +109,3 @@ def test_listings_come_in_pages(ledger: Ledger):
         seen += [entry.unit for entry in page]
         after = (page[-1].unit, page[-1].attempt)
     assert sorted(seen) == sorted(unit for unit, _ in ledger.started("run")) == sorted(units)
-
-
-def test_methods_with_units_of_the_same_names_do_not_meet(ledger: Ledger) -> None:
-    """As one method of a chained run sees the ledger."""
-    reserve(ledger, "run")
-    one, two = ledger.with_prefix("1-a."), ledger.with_prefix("2-b.")
-    ledger.begin("run", "x", ["labels"])
-    ledger.publish("run", "x", [("labels", SHA)])
-    for method in (one, two):
-        method.begin("run", "x", ["u", "v"])
-    assert one.publish("run", "x", [("u", SHA)]) == 1
-    assert list(one.published("run")) == [("u", ("x", SHA))] and not list(two.published("run"))
-    assert two.fail("run", "u", "x", "ValueError")
-    assert not list(one.failed("run"))
-    assert list(two.failed("run")) == [("u", ("x", "ValueError"))]
-    two.begin("run", "y", ["v"])
-    assert list(two.started("run")) == [("u", "x"), ("v", "x"), ("v", "y")]
-    assert list(one.unfinished("run")) == [("v", "x")]
-    counted = {"started": 2, "starts": 3, "published": 0, "failed": 1, "committed": 0}
-    assert two.counts("run") == counted
-    assert {unit for unit, _ in ledger.started("run")} == {
-        "labels", "1-a.u", "1-a.v", "2-b.u", "2-b.v",
-    }  # fmt: skip
-    with pytest.raises(AlreadyPublished):
-        one.begin("run", "z", ["u"])

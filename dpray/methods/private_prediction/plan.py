@@ -45,7 +45,6 @@ from dpray.runs.plan import (
     Signal,
     TokenLimit,
     is_within_epsilon,
-    label_histogram,
 )
 from dpray.types import InputError
 
@@ -250,10 +249,6 @@ class PrivatePredictionPlan(Plan):
             r = self.private_tokens
             return {"batches": "disjoint", "max_records": texts, "private_tokens": r}
         return {"batches": "poisson", "texts": texts, "max_records": None}
-
-    def published_batches(self, published: int) -> int:
-        """Return how many of the published units are batches: the measured labels are one more."""
-        return max(published - (label_histogram(self.config) is not None), 0)
 
     def method_summary(self) -> dict[str, Any]:
         mechanism, settings = self.method.mechanism, self.settings

@@ -16,6 +16,7 @@ from typing import Any
 
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.row_variation import rounding_warnings
+from dpray.mechanisms.batches import is_batch
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
 from dpray.methods.private_prediction.decoder import MOST_COPIES, BatchDecoder
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
@@ -157,7 +158,8 @@ def batches_of(plan: PrivatePredictionPlan, key: str) -> BatchGathering:
 def batches_key(session: BatchSession) -> SecretKey:
     """Return the secret key of the run's Poisson batches: a batch that was lost has the same units
     when it is drawn again."""
-    return session.secret_key(BATCHES_KEY, "nobody knows who is in a batch that was begun")
+    lost = "nobody knows who is in a batch that was begun"
+    return session.secret_key(BATCHES_KEY, is_batch, lost)
 
 
 def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[Outcome]:
@@ -311,10 +313,9 @@ def describe_draw(settings: PrivatePredictionSettings) -> str:
 
 def batch_counts(session: BatchSession) -> dict[str, int]:
     plan, ledger, key = session.plan, session.ledger, session.charge_key()
-    counts = ledger.counts(key)
     return {
         "total": plan.batches.num_batches,
-        "published": plan.published_batches(counts["published"]),
-        "repeated": sum(unit != "labels" for unit in ledger.repeated(key)),
-        "failed": counts["failed"],
+        "published": sum(is_batch(unit) for unit, _ in ledger.published(key)),
+        "repeated": sum(map(is_batch, ledger.repeated(key))),
+        "failed": ledger.counts(key)["failed"],
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from dpray.config.config import Config
 from dpray.evaluation.audit import audit
 from dpray.evaluation.compare import plain
 from dpray.methods import part
-from dpray.methods.chain.plan import ChainPlan, with_terms, write_records
-from dpray.methods.chain.release import check_same_event
+from dpray.methods.chain import ChainPlan, check_same_event, with_terms, write_records
 from dpray.methods.config import parse_config
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.methods.registry import make_plan
@@ -159,8 +159,9 @@ def test_a_model_whose_context_is_too_short_is_named_by_the_chains_key(config: M
     assert isinstance(plan.second, DpSgdPlan)
     settings = plan.second.settings.model_copy(update={"max_length": 400})
     tried = replace(plan, second=replace(plan.second, settings=settings))
+    load = partial(tried.load_and_try, build_engine)
     with pytest.raises(InputError, match=r"methods\.1\.max_length: 400 is more than"):
-        check_loads(tried.config, tried.loader(build_engine), lambda progress: None)
+        check_loads(tried.config, load, lambda progress: None)
 
 
 def test_a_configuration_reads_as_it_was_written(config: Make) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,12 @@ from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
 from dpray.methods.registry import make_plan
+from dpray.report.nist import privacy_sheet
 from dpray.report.page import write_report
-from dpray.types import InputError, Resumable
+from dpray.runs.folder import ROOM
+from dpray.runs.session import FAILURES
+from dpray.types import InputError, LedgerUnavailable, Resumable, RunFailed
+from dpray.workers.shards import Vote
 from tests.methods.chain.conftest import OF_LABEL, PUBLIC, WORDS, Watched, write_public
 from tests.workers.outcomes import lines, open_budget
 
@@ -53,8 +59,8 @@ def test_private_terms_are_in_the_prompts_of_random_texts(
     run = config(first, "aug_pe")
     report = watched.run(run)
     assert 0.999 * 30 < report["epsilon"] <= 30
-    votes = ("2-aug_pe.votes-0001", "2-aug_pe.votes-0002")
-    assert starts(run) == dict.fromkeys((*(f"1-{first}.{unit}" for unit in units), *votes), 1)
+    votes = ("votes-0001", "votes-0002")
+    assert starts(run) == dict.fromkeys((*units, *votes), 1)
     asked = [prompt for prompt in watched.generated if "contains these words" in prompt]
     assert len(asked) >= 8
     for prompt in asked:
@@ -65,9 +71,8 @@ def test_private_terms_are_in_the_prompts_of_random_texts(
     assert not any(b"Marlowe" in path.read_bytes() for path in files)
     assert Counter(record["label"] for record in lines(run)) == {"a": 2, "b": 2}
     assert report["records"] == 4 and report["calls"]["calls"] == len(watched.generated)
-    assert set(report["sampling"]) >= {f"1-{first}", "2-aug_pe", "label_mix"}
-    have_one = {"2-aug_pe"} if first == "dp_kps" else {"1-topics", "2-aug_pe"}
-    assert set(report["noise_multiplier"]) == have_one
+    assert "label_mix" in report["sampling"] and "sequences" in report["first"]["sampling"]
+    assert report["noise_multiplier"] == report["method"]["methods"][1]["noise_multiplier"]
     assert len(report["iterations"]) == 2
     assert {progress.activity.split(":")[0] for progress in watched.said} >= {
         f"1-{first}",
@@ -76,6 +81,83 @@ def test_private_terms_are_in_the_prompts_of_random_texts(
     assert all("30.000 (charged)" in p.detail for p in watched.said if "eps" in p.detail)
     page = write_report(Path(run.output.path), public=True)[0].read_text()
     assert f"{first.replace('_', ' ')}, then aug pe" in page
+    of_first = "vocabulary" if first == "dp_kps" else "public"
+    for text in (page, privacy_sheet(report, "chain")):
+        assert report["first"]["public_inputs"][of_first] in unescape(text)
+        assert report["first"]["noise_source"] in unescape(text)
+    assert str(Path(run.data.path).parent) not in json.dumps(report)
+    assert not [path for path in files if path.name == ROOM]
+
+
+def test_measured_labels_are_counted_once_for_both_methods(config: Make, watched: Watched) -> None:
+    measured = {"data__label_proportions": "measured", "privacy__epsilon_labels": 0.5}
+    run = config("topics", "aug_pe", **measured)
+    watched.stop_at = "2-aug_pe: iteration 1"
+    with pytest.raises(Resumable):
+        watched.run(run)
+    report = watched.run(run)
+    assert set(starts(run)) == {"labels", "topics", "votes-0001", "votes-0002"}
+    assert set(starts(run).values()) == {1}
+    assert report["sampling"]["label_mix_source"] == "measured by a histogram with noise"
+    names = [mechanism["name"] for mechanism in report["mechanisms"]]
+    assert len(names) == 3  # the labels, the topics and the votes
+    parts = Path(run.output.path) / "private" / "parts"
+    labels = json.loads((parts / "labels.json").read_text())
+    assert report["sampling"]["label_mix"] == labels["proportions"]
+
+
+def test_a_chain_whose_units_have_the_names_of_an_older_version_is_refused(
+    config: Make, watched: Watched
+) -> None:
+    run = config("dp_kps", "aug_pe")
+    watched.stop_at = "1-dp_kps: densities"
+    with pytest.raises(Resumable):
+        watched.run(run)
+    with closing(Ledger.open(run.privacy.ledger)) as ledger:
+        ledger.begin(_key(run), "attempt", ["1-dp_kps.vocabulary"])
+    before = starts(run)
+    with pytest.raises(InputError, match=r"a chain that began with an older version.*finish it"):
+        watched.run(run)
+    assert starts(run) == before
+
+
+def test_what_the_first_method_released_without_a_run_is_not_charged_again(
+    config: Make, watched: Watched
+) -> None:
+    run = config("dp_kps", "aug_pe")
+    watched.stop_at = "1-dp_kps: densities"
+    with pytest.raises(Resumable):
+        watched.run(run)
+    (Path(run.output.path) / "run.json").rename(Path(run.output.path).parent / "kept.json")
+    with pytest.raises(InputError, match=r"output of a run whose run.json is gone"):
+        watched.run(run)
+    with closing(Ledger.open(run.privacy.ledger)) as ledger:
+        account = ledger.account("notes")
+        assert account is not None and len(account.charges) == 1
+
+
+def test_a_failure_that_the_first_method_noted_ends_the_chain(
+    config: Make, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the ledger gives no answer, `publish_once` notes what failed in the run's folder."""
+    run = config("topics", "aug_pe")
+
+    def fails(*_: Any) -> None:
+        raise ValueError
+
+    def unavailable(*_: Any) -> None:
+        raise LedgerUnavailable("the ledger gives no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Vote, "__call__", fails)
+        patch.setattr(Ledger, "fail", unavailable)
+        with pytest.raises(Resumable):
+            watched.run(run)
+    # As a crash leaves it before the whole run notes it, too.
+    (Path(run.output.path) / "private" / FAILURES).unlink()
+    with pytest.raises(RunFailed, match="topics failed with ValueError"):
+        watched.run(run)
+    assert starts(run)["topics"] == 1
 
 
 @pytest.mark.parametrize(
@@ -93,12 +175,12 @@ def test_an_interrupted_chain_draws_nothing_again(
     watched.stop_at = stop_at
     with pytest.raises(Resumable, match="the same command goes on"):
         watched.run(run)
-    folder = Path(run.output.path) / "private" / "parts"
-    parts = {path.name: path.read_bytes() for path in folder.iterdir()}
+    folder = Path(run.output.path) / "private"
+    parts = {path: path.read_bytes() for path in folder.rglob("parts/*")}
     before = list(watched.generated)
     report = watched.run(run)
     assert set(starts(run).values()) == {1}
-    assert all((folder / name).read_bytes() == content for name, content in parts.items())
+    assert all(path.read_bytes() == content for path, content in parts.items())
     # No text that was paid for was asked for again.
     assert report["calls"]["calls"] == len(watched.generated)
     assert watched.generated[: len(before)] == before
@@ -129,11 +211,11 @@ def test_topics_that_were_cut_off_in_the_count_are_counted_once_more_at_no_charg
     watched.said.clear()
     report = watched.run(run)
     assert not any(progress.activity.startswith("1-topics") for progress in watched.said)
-    assert starts(run)["1-topics.topics"] == 2  # both attempts of the one charge
-    assert starts(run)["2-aug_pe.votes-0001"] == 1
+    assert starts(run)["topics"] == 2  # both attempts of the one charge
+    assert starts(run)["votes-0001"] == 1
     asked = [prompt for prompt in watched.generated if "contains these words" in prompt]
     assert asked and all(words_in(prompt) for prompt in asked)
-    counts = {tuple(topic["words"]): topic["counts"] for topic in report["topics"]}
+    counts = {tuple(topic["words"]): topic["counts"] for topic in report["first"]["topics"]}
     assert counts.keys() == {
         tuple(sorted(words.replace(",", "").split())) for words in PUBLIC.values()
     }
@@ -145,7 +227,7 @@ def test_every_count_of_topics_has_noise(config: Make, watched: Watched) -> None
     """Six counts of 200 records, with noise of deviation 10,000: the largest is below 1,000 once in
     a million runs, and two pairs are equal as seldom."""
     report = watched.run(config("topics", "aug_pe", topics__noise_multiplier=1e4))
-    counts = [count for topic in report["topics"] for count in topic["counts"].values()]
+    counts = [count for topic in report["first"]["topics"] for count in topic["counts"].values()]
     assert len(set(counts)) >= 5 and 1000 < max(map(abs, counts)) < 80_000
 
 

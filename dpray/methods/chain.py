@@ -1,16 +1,19 @@
-"""A chain is two ordinary methods under one charge. The sequences of terms that the first one makes
-are public input of the second."""
+"""A chain is two ordinary runs under one charge. The second method reads the sequences of terms
+that the first one released, as its public `method.terms`.
+
+The first run has a folder in the chain's `private`; the second one has the chain's own. Their units
+have different names in the ledger, because no mechanism has the name of another method's.
+"""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import Composed
@@ -20,10 +23,18 @@ from dpray.config.sections import MethodSettings
 from dpray.engines.base import Engine
 from dpray.io.files import write_durably
 from dpray.mechanisms.monte_carlo import Target
+from dpray.mechanisms.randomness import named_key
 from dpray.methods import part
 from dpray.methods.config import ChainSettings
+from dpray.runs.folder import FIRST, ReleaseFolder
 from dpray.runs.plan import Plan, Reads, label_histogram
-from dpray.types import BudgetRefused, InputError
+from dpray.types import InputError, RunFailed
+
+if TYPE_CHECKING:  # a plan needs no Ray
+    from dpray.runs.session import Release, Session
+
+TERMS = "terms.jsonl"
+"""The file in the first run's folder with the sequences of terms that it released."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +54,10 @@ class ChainPlan(Plan):
 
     @property
     def links(self) -> dict[str, Plan]:
-        """Return both plans by the names of their links."""
-        return dict(zip(self.settings.links, (self.first, self.second), strict=True))
+        """Return both plans by their place and method."""
+        return {f"1-{self.first.settings.name}": self.first} | {
+            f"2-{self.second.settings.name}": self.second
+        }
 
     @property
     def method_event(self) -> Event:
@@ -54,25 +67,16 @@ class ChainPlan(Plan):
     def reads(self) -> Reads:
         """Return the second method's `reads`: the first one reads texts and labels only."""
         found = self.second.reads
-        limits = [replace(limit, key=_renamed(limit.key, 1)) for limit in found.token_limits]
+        limits = [replace(limit, key=in_chain(limit.key, 1)) for limit in found.token_limits]
         return replace(found, token_limits=limits)
 
     def check_embedder(self) -> None:
         self.first.check_embedder()
         self.second.check_embedder()
 
-    def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
-        load = self.second.loader(build)
-
-        def load_as_named() -> Any:
-            with keys_named(1):
-                return load()
-
-        return load_as_named
-
-    def try_engine(self, engine: Engine) -> None:
-        with keys_named(1):
-            self.second.try_engine(engine)
+    def load_and_try(self, build: Callable[..., Engine]) -> Any:
+        with keys_of(1):
+            return self.second.load_and_try(build)
 
     def audit_targets(self) -> Iterator[Target]:
         yield from self.first.audit_targets()
@@ -94,9 +98,7 @@ class ChainPlan(Plan):
             "llm_calls": second["llm_calls"],
             "links": links,
             "warnings": [
-                f"{name}: {_renamed(warning, place)}"
-                for place, (name, link) in enumerate(links.items())
-                for warning in link["warnings"]
+                f"{name}: {warning}" for name, link in links.items() for warning in link["warnings"]
             ],
         }
 
@@ -121,19 +123,21 @@ def make_plan(config: Config, settings: ChainSettings) -> ChainPlan:
     # The first method makes sequences and no texts.
     silent = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": "none"})})
     epsilon = config.privacy.epsilon
-    with keys_named(0):
-        first = _plan_link(silent, settings.methods[0], before, share * epsilon)
-    with TemporaryDirectory(prefix="dpray-") as folder, keys_named(1):
-        file = Path(folder, "terms.jsonl")
+    with keys_of(0):
+        first = _plan_after(before, silent, settings.methods[0], share * epsilon)
+    with TemporaryDirectory(prefix="dpray-") as folder, keys_of(1):
+        file = Path(folder, TERMS)
         write_records(file, _stand_ins(first))
         method = settings.methods[1].model_copy(update={"terms": str(file)})
-        second = _plan_link(config, method, first.dp_event, epsilon)
+        second = _plan_after(first.dp_event, config, method, epsilon)
     return ChainPlan(
         config, config.data.proportions, settings, first, with_terms(second, terms=None)
     )
 
 
-def _plan_link(config: Config, method: MethodSettings, spent: Event | None, epsilon: float) -> Plan:
+def _plan_after(
+    spent: Event | None, config: Config, method: MethodSettings, epsilon: float
+) -> Plan:
     """Plan one method, which may cost `epsilon` together with `spent`, the event before it."""
     privacy = config.privacy.model_copy(update={"epsilon": epsilon})
     own = config.model_copy(update={"method": method, "privacy": privacy}).after(spent)
@@ -164,16 +168,75 @@ def write_records(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 @contextmanager
-def keys_named(place: int) -> Iterator[None]:
-    """In an InputError or a BudgetRefused, write `methods.PLACE.x` for each key `method.x`."""
+def keys_of(place: int) -> Iterator[None]:
+    """Let an InputError name the keys of `method` as those of `methods.PLACE`."""
     try:
         yield
     except InputError as error:
-        raise InputError(_renamed(str(error), place)) from None
-    except BudgetRefused as error:
-        error.detail = _renamed(error.detail, place)
-        raise
+        raise InputError(in_chain(str(error), place)) from None
 
 
-def _renamed(message: str, place: int) -> str:
-    return re.sub(r"\bmethod\.(?=[a-z])", f"methods.{place}.", message)
+def in_chain(message: str, place: int) -> str:
+    """Return a message whose keys, which stand before its first colon, are those of a chain."""
+    keys, colon, what = message.partition(":")
+    return keys.replace("method.", f"methods.{place}.") + colon + what
+
+
+def release(session: Session[Any]) -> Release:
+    """Run one method after the other. After a crash, the first one makes the same sequences again,
+    from its published outputs."""
+    plan: ChainPlan = session.plan
+    show, (one, two) = session.on_progress, plan.links
+    refuse_older(session)
+    with closing(ReleaseFolder(str(session.folder.private / FIRST))) as folder, keys_of(0):
+        run = replace(
+            session,
+            plan=as_run(session, plan.first),
+            folder=folder,
+            salt=named_key(session.salt, FIRST),
+            on_progress=lambda p: show(replace(p, activity=f"{one}: {p.activity}")),
+            engine=None,
+            charged=plan.cost.epsilon,
+        )
+        with run.opened():
+            measured: Release = part(plan.first.settings.name, "release").release(run)
+        write_records(folder.root / TERMS, measured.records)
+
+    # From here on the session is that of the second method.
+    session.plan = as_run(session, with_terms(plan.second, folder.root / TERMS))
+    session.on_progress = lambda p: show(replace(p, activity=f"{two}: {p.activity}"))
+    with keys_of(1):
+        name = plan.second.settings.name
+        session.plan = part(name, "plan").with_public_files(session.plan)
+        check_same_event(session.plan, plan.second)
+        written: Release = part(name, "release").release(session)
+    # An interrupted training is charged for more steps than it was planned with.
+    session.plan, session.on_progress = replace(plan, first=run.plan, second=session.plan), show
+    return replace(written, report=written.report | {"first": measured.report})
+
+
+def as_run(session: Session[Any], plan: Plan) -> Plan:
+    """Return a method's plan with what is known since it was made: the actors' GPUs, the files'
+    digests and the measured label proportions."""
+    known = {"runtime": session.config.runtime, "data": session.config.data}
+    config = plan.config.model_copy(update=known)
+    return replace(plan, config=config, proportions=session.plan.proportions)
+
+
+def check_same_event(plan: Plan, charged: Plan) -> None:
+    """Raise RunFailed if a plan that reads released terms is not the one that was charged. It is no
+    `assert`, which `python -O` leaves out: the guarantee rests on it."""
+    if plan.method_event != charged.method_event:
+        raise RunFailed("the second method's cost depends on what the first one released")
+
+
+def refuse_older(session: Session[Any]) -> None:
+    """Raise InputError for a chain whose units have the names that older versions gave them: what
+    these published would be drawn again under the same charge."""
+    started = session.ledger.started(session.charge_key())
+    if any(unit.startswith(("1-", "2-")) for unit, _ in started):
+        raise InputError(
+            f"output.path: {session.folder.root} holds a chain that began with an older version "
+            "of dpray, which kept what it published in another way; finish it with that version, "
+            "or choose another folder"
+        )
