@@ -1,4 +1,4 @@
-# make demo | test | check | bench | chaos | docs | audit | lock | wheels | gpu | gpu-offline | install.
+# make demo | test | lint | check | bench | chaos | docs | audit | lock | wheels | gpu | gpu-offline | install.
 # DPRAY_EXTRAS=gpu on a machine with a GPU.
 PYTHON ?= python3
 DPRAY_EXTRAS ?= cpu
@@ -16,10 +16,12 @@ export DO_NOT_TRACK := 1
 
 # Two processes, each with a Ray cluster of its own: a file's tests run in one of them. The longest
 # files come first (tests/conftest.py). A process that dies ends the tests: what it started may still be running.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 \
+# The words are `make lint`'s.
+WORDS := tests/docs/test_words.py
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 --ignore=$(WORDS) \
 	-n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: install demo test check bench chaos docs audit lock wheels gpu gpu-offline clean
+.PHONY: install demo test lint check bench chaos docs audit lock wheels gpu gpu-offline clean
 
 install: $(INSTALLED)
 
@@ -50,11 +52,14 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(PYTEST) -m "not chaos"
 
-check: $(INSTALLED)
+lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -q -n 0 $(WORDS)
+
+check: lint
 	$(PYTEST) -m "not slow"
 
 bench: $(INSTALLED)

@@ -139,6 +139,7 @@ def value_of(key: str, number: str) -> str:
     return f"{{code: {{a: {number}}}}}" if key == "method.control_values" else number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "key"), list(cases()))
 def test_an_extreme_number_is_taken_or_refused_by_its_key(
     write: Any, capsys: pytest.CaptureFixture[str], method: str, key: str

@@ -23,26 +23,42 @@ LOADS = {
 }
 
 
-@pytest.mark.parametrize(
-    "load", [pytest.param(each, marks=[pytest.mark.slow] * (each == "vllm")) for each in LOADS]
-)
-def test_products_are_of_float32_where_an_image_allows_tf32(
-    request: pytest.FixtureRequest, model_folder: str, load: str
-) -> None:
-    """The images of NVIDIA set the first variable."""
-    if load == "vllm":
-        request.getfixturevalue("vllm_installed")
-    program = (
-        "import sys, torch; "
-        "flags = lambda: (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32); "
-        f"before = flags(); {LOADS[load]}; print(before, flags())"
-    )
+PROGRAM = """
+import os, sys, torch, transformers
+flags = lambda: (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+for load in sys.argv[2:]:
+    before = flags()
+    if os.fork() == 0:
+        exec(load)
+        print(before, flags(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+"""Each load in a fork of a process that has imported the libraries."""
+
+
+def seen(model: str, *loads: str) -> list[str]:
+    """Return the flags before and after each load, where an image sets the first variable, as
+    NVIDIA's do."""
     done = subprocess.run(
-        [sys.executable, "-c", program, model_folder],
+        [sys.executable, "-c", PROGRAM, model, *(LOADS[load] for load in loads)],
         env=os.environ
         | {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "VLLM_FLOAT32_MATMUL_PRECISION": "medium"},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.strip().splitlines()[-1] == "(True, True) (False, False)"
+    return [line for line in done.stdout.splitlines() if line.startswith("(")]
+
+
+REFUSED = "(True, True) (False, False)"
+
+
+def test_products_are_of_float32_where_an_image_allows_tf32(model_folder: str) -> None:
+    assert seen(model_folder, "transformers", "an embedder", "dp_sgd") == [REFUSED] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("vllm_installed")
+def test_so_are_vllms(model_folder: str) -> None:
+    assert seen(model_folder, "vllm") == [REFUSED]

@@ -70,17 +70,17 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("part", HOSTILE, ids=ascii)
-def test_no_text_of_100_kilobytes_takes_long(part: str) -> None:
-    text = part * (100_000 // len(part))
+def test_no_text_of_30_kilobytes_takes_long(part: str) -> None:
+    text = part * (30_000 // len(part))
     before = time.process_time()
     find_patterns([text, f"x@{text}", f"{text}@"])
-    # The slowest, 1/2/3/, takes a second a text.
-    assert time.process_time() - before < 30
+    # The slowest, 1/2/3/, takes 0.3 seconds a text.
+    assert time.process_time() - before < 10
 
 
-def test_ten_thousand_texts_take_seconds() -> None:
+def test_two_thousand_texts_take_seconds() -> None:
     text = f"Seen on 2004-08-20, 12 of 345 points, at 08:15. {'word ' * 60}"
-    texts = [f"{text} {n}" for n in range(10_000)]
+    texts = [f"{text} {n}" for n in range(2_000)]
     before = time.process_time()
     assert find_patterns(texts)["texts_with_matches"] == 0
-    assert time.process_time() - before < 60
+    assert time.process_time() - before < 12

@@ -163,8 +163,12 @@ def test_no_public_file_is_the_private_one(
 
 @pytest.mark.parametrize(("status", "code"), [(429, 4), (503, 4), (401, 2), (404, 2), (400, 2)])
 def test_an_endpoint_that_is_busy_may_be_asked_again(
-    settings: Callable[..., dict[str, Any]], status: int, code: int
+    settings: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    code: int,
 ) -> None:
+    monkeypatch.setattr("dpray.workers.shards.SentenceTransformerEmbedder", BagOfWords)
     with running_server() as server:
         server.faults = [status] * 99
         engine = {"kind": "openai", "model": "m", "base_url": server.url, "attempts": 2}

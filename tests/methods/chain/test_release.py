@@ -23,7 +23,7 @@ from dpray.report.page import write_report
 from dpray.runs.folder import ROOM
 from dpray.runs.session import FAILURES
 from dpray.types import InputError, LedgerUnavailable, Resumable, RunFailed
-from dpray.workers.shards import Vote
+from dpray.workers.shards import Voters
 from tests.methods.chain.conftest import OF_LABEL, PUBLIC, WORDS, Watched, write_public
 from tests.workers.outcomes import lines, open_budget
 
@@ -149,7 +149,7 @@ def test_a_failure_that_the_first_method_noted_ends_the_chain(
         raise LedgerUnavailable("the ledger gives no answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Vote, "__call__", fails)
+        patch.setattr(Voters, "count", fails)
         patch.setattr(Ledger, "fail", unavailable)
         with pytest.raises(Resumable):
             watched.run(run)
