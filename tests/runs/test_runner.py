@@ -71,8 +71,7 @@ def lose_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         left, decode = [times], run_module.decode
 
         def losing(*arguments: Any) -> Iterator[Any]:
-            # The first list is empty: it says that the rows are gathered.
-            for number, outcomes in enumerate(decode(*arguments), start=-1):
+            for number, outcomes in enumerate(decode(*arguments)):
                 if number == tasks and left[0] > 0:
                     left[0] -= 1
                     raise MachineLost
