@@ -157,12 +157,12 @@ def run(
     """
     from dpray.methods import registry
     from dpray.report.page import write_report
-    from dpray.runs.failures import telling_charge
+    from dpray.runs.failures import explain_charge
     from dpray.workers.engine import build_engine
 
     registry.run(config, on_progress, build or build_engine)
     folder = Path(config.output.path)
-    with telling_charge(config):
+    with explain_charge(config):
         write_report(folder, public=True)
     return SyntheticData(folder)
 

@@ -126,8 +126,8 @@ def show_error(error: BaseException) -> int:
     else:
         if isinstance(error, typer.Abort | KeyboardInterrupt):
             message, error = "interrupted", error.__cause__ or error
-        if standing := getattr(error, "standing", ""):
-            message += f"; {standing}"
+        if charge_status := getattr(error, "charge_status", ""):
+            message += f"; {charge_status}"
     typer.echo(one_line(f"dpray: {message}"), err=True)
     return code
 

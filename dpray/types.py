@@ -18,7 +18,7 @@ class DprayError(Exception):
 
     exit_code = 1
 
-    standing = ""
+    charge_status = ""
     """For an error that ended a run: whether the run is charged, and how to continue."""
 
     resume_hint = "the same command goes on from there, at no further cost"
@@ -26,7 +26,7 @@ class DprayError(Exception):
 
     def __str__(self) -> str:
         message = self._message()
-        return f"{message}; {self.standing}" if self.standing else message
+        return f"{message}; {self.charge_status}" if self.charge_status else message
 
     def _message(self) -> str:
         return super().__str__()

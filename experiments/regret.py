@@ -24,7 +24,7 @@ import dpray
 from dpray.config.config import Config
 from dpray.evaluation.compare import METHODS
 from dpray.evaluation.evaluate import Judge
-from dpray.evaluation.rehearse import FEWEST, Rehearsal, on_twin, weighed, within_chance
+from dpray.evaluation.rehearse import FEWEST, Rehearsal, on_stand_in, weighed, within_chance
 from dpray.methods.config import load_config, parse_config
 from dpray.types import InputError
 
@@ -126,7 +126,7 @@ def figures(
     found = about | {"rehearsed": accuracy(one.scores), "private": None}
     if one.answer.choice is not None:
         folder = Path(config.data.path).parent / "private" / f"{name}-eps{epsilon:g}"
-        asked = on_twin(config, one.answer.chosen_method(), Path(config.data.path), folder)
+        asked = on_stand_in(config, one.answer.chosen_method(), Path(config.data.path), folder)
         try:
             if not finished(folder):
                 dpray.run(parse_config(asked))

@@ -19,9 +19,9 @@ from dpray.terminal import Terminal, add_or_remove, progress_bar
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Make synthetic records; the same command resumes an unfinished run."""
     # Imported late, as by the API: it needs the ledger.
-    from dpray.runs.failures import telling_charge
+    from dpray.runs.failures import explain_charge
 
-    with telling_charge(None):
+    with explain_charge(None):
         loaded = dpray.load(config, *overrides or [])
     report = run_with_progress(loaded, as_json)
     if as_json:

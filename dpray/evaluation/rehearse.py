@@ -1,6 +1,6 @@
 """A rehearsal runs methods on public records of the same shape, with the noise that the private
 records would get. It opens no private data and charges no budget. Half of the public records take
-the place of the private ones (the twin), with their own ledger; the other half is the test set.
+the place of the private ones (the stand-in), with their own ledger; the other half is the test set.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Rehearsed:
 class Rehearsal:
     """The methods' scores at every epsilon.
 
-    public: the file, and the sizes of its halves and of the twin.
+    public: the file, and the sizes of its halves and of the stand-in.
     score: the name of the measure that decides.
     real: the scores of real records, at most as many as a run makes.
     found: by epsilon, the methods by name.
@@ -176,7 +176,7 @@ def rehearse(
     _check(config, epsilons, records, methods)
     half, test = _halves(config, public)
     drawn = draw(half, config.data.public_size, config.data.unit)
-    twin = write_twin(drawn, out)
+    stand_in = write_stand_in(drawn, out)
     judge = _judge(config, half, test, load_embedder)
     real = judge.scores(as_released(config, drawn[: min(records, len(half))]))
     found: dict[float, dict[str, Rehearsed]] = {}
@@ -189,7 +189,7 @@ def rehearse(
                 found[epsilon][name] = Rehearsed(answer, why_not=why_not)
                 continue
             folder = out / f"{name}-eps{epsilon:g}"
-            own = _on_twin(asked, answer, twin, folder, records)
+            own = _on_stand_in(asked, answer, stand_in, folder, records)
             found[epsilon][name] = _scored(own, answer, run, judge, on_progress)
     sizes = {"records": len(half), "drawn": len(drawn), "test_records": len(test)}
     return Rehearsal(config, {"file": public} | sizes, judge.score, real, found)
@@ -211,7 +211,7 @@ def _judge(
 def _scored(
     config: Config, answer: Answer, run: RunMethod, judge: Judge, on_progress: OnProgress
 ) -> Rehearsed:
-    """Run a method on the twin, and score its release."""
+    """Run a method on the stand-in, and score its release."""
     try:
         run(config, on_progress)
         on_progress(Progress("scoring", detail=config.method.name))
@@ -254,18 +254,20 @@ def _released(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _on_twin(config: Config, answer: Answer, twin: Path, folder: Path, records: int) -> Config:
-    """Return the configuration of the method's run on the twin, with its own ledger. It makes at
-    most `records` texts. Aug-PE makes all of its own: it divides the votes among its texts, and
+def _on_stand_in(
+    config: Config, answer: Answer, stand_in: Path, folder: Path, records: int
+) -> Config:
+    """Return the configuration of the method's run on the stand-in, with its own ledger. It makes
+    at most `records` texts. Aug-PE makes all of its own: it divides the votes among its texts, and
     fewer texts would get more votes each."""
     method = answer.chosen_method()
     for key in records_keys(method["name"]) if method["name"] != "aug_pe" else ():
         if method.get(key) is not None:
             method[key] = min(method[key], records)
-    return parse_config(on_twin(config, method, twin, folder))
+    return parse_config(on_stand_in(config, method, stand_in, folder))
 
 
-# The twin
+# The stand-in
 
 
 def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -328,7 +330,7 @@ def draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[di
     raise AssertionError("unreachable: count() has no end")
 
 
-def write_twin(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+def write_stand_in(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     """Write the records that take the place of the private ones."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
@@ -336,12 +338,14 @@ def write_twin(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     return path
 
 
-def on_twin(config: Config, method: Mapping[str, Any], twin: Path, folder: Path) -> dict[str, Any]:
-    """Return the configuration, as a plain tree, of a run of `method` on the twin, in `folder` and
-    with its own ledger."""
+def on_stand_in(
+    config: Config, method: Mapping[str, Any], stand_in: Path, folder: Path
+) -> dict[str, Any]:
+    """Return the configuration, as a plain tree, of a run of `method` on the stand-in, in `folder`
+    and with its own ledger."""
     tree = plain(config)
     changed = {
-        "data": {"path": str(twin), "encoding": None},
+        "data": {"path": str(stand_in), "encoding": None},
         "privacy": {
             "ledger": f"sqlite:///{folder}/private/ledger.db",
             "dataset": "rehearsal",

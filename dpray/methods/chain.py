@@ -24,7 +24,7 @@ from dpray.engines.base import Engine
 from dpray.io.files import write_durably
 from dpray.mechanisms.monte_carlo import Target
 from dpray.mechanisms.randomness import named_key
-from dpray.methods import part
+from dpray.methods import load_module
 from dpray.methods.config import ChainSettings
 from dpray.runs.folder import FIRST, ReleaseFolder
 from dpray.runs.plan import Plan, Reads, label_histogram
@@ -141,7 +141,7 @@ def _plan_after(
     """Plan one method, which may cost `epsilon` together with `spent`, the event before it."""
     privacy = config.privacy.model_copy(update={"epsilon": epsilon})
     own = config.model_copy(update={"method": method, "privacy": privacy}).after(spent)
-    plan: Plan = part(method.name, "plan").make_plan(own, method)
+    plan: Plan = load_module(method.name, "plan").make_plan(own, method)
     return plan
 
 
@@ -156,7 +156,7 @@ def _stand_ins(plan: Any) -> list[dict[str, Any]]:
     """Return a sequence for each label, of the longest terms that the first method may choose: no
     other sequence takes more room in a prompt."""
     data, settings = plan.config.data, plan.settings
-    terms = part(settings.name, "plan").public_terms(plan)
+    terms = load_module(settings.name, "plan").public_terms(plan)
     number = settings.sequence_length if settings.name == "dp_kps" else settings.words
     longest = sorted(terms, key=lambda term: (-len(term), term))[:number]
     return [{"label": data.released_label(label), "terms": longest} for label in plan.proportions]
@@ -199,7 +199,7 @@ def release(session: Session[Any]) -> Release:
             charged=plan.cost.epsilon,
         )
         with run.opened():
-            measured: Release = part(plan.first.settings.name, "release").release(run)
+            measured: Release = load_module(plan.first.settings.name, "release").release(run)
         write_records(folder.root / TERMS, measured.records)
 
     # From here on the session is that of the second method.
@@ -207,9 +207,9 @@ def release(session: Session[Any]) -> Release:
     session.on_progress = lambda p: show(replace(p, activity=f"{two}: {p.activity}"))
     with keys_of(1):
         name = plan.second.settings.name
-        session.plan = part(name, "plan").with_public_files(session.plan)
+        session.plan = load_module(name, "plan").with_public_files(session.plan)
         check_same_event(session.plan, plan.second)
-        written: Release = part(name, "release").release(session)
+        written: Release = load_module(name, "release").release(session)
     # An interrupted training is charged for more steps than it was planned with.
     session.plan, session.on_progress = replace(plan, first=run.plan, second=session.plan), show
     return replace(written, report=written.report | {"first": measured.report})

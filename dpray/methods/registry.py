@@ -11,7 +11,7 @@ from dpray.engines.model_path import resolve_model
 from dpray.extras import require
 from dpray.io.file_list import list_files
 from dpray.io.files import read_json
-from dpray.methods import part
+from dpray.methods import load_module
 from dpray.runs.plan import Choice, Losses, Plan
 from dpray.types import InputError, OnProgress, Progress
 from dpray.workers.engine import BuildEngine, build_engine
@@ -28,14 +28,14 @@ def make_plan(config: Config) -> Plan:
     """Return the plan, with every null resolved. Raises InputError if the keys together cost more
     than `privacy.epsilon`."""
     _check_chosen(config)
-    plan: Plan = part(config.method.name, "plan").make_plan(config, config.method)
+    plan: Plan = load_module(config.method.name, "plan").make_plan(config, config.method)
     return plan
 
 
 def choose(config: Config, records: int) -> Choice:
     """Choose the free parameters of the method for this number of records. Raises InputError if the
     method has no plan."""
-    chosen: Choice = part(config.method.name, "plan").choose(config, config.method, records)
+    chosen: Choice = load_module(config.method.name, "plan").choose(config, config.method, records)
     return chosen
 
 
@@ -46,7 +46,7 @@ def released_losses(plan: Plan, folder: Path) -> Losses | None:
         return None
     from dpray.runs.folder import MODEL
 
-    model = part("dp_sgd", "audit")
+    model = load_module("dp_sgd", "audit")
     losses: Losses = model.released_losses(plan.config, plan.settings, folder / MODEL)
     return losses
 
@@ -62,12 +62,12 @@ def run(
     Raises InputError, BudgetRefused (the data was not opened) and Resumable. Each error says
     whether the run is charged and how to continue.
     """
-    from dpray.runs.failures import telling_charge
+    from dpray.runs.failures import explain_charge
     from dpray.runs.folder import ReleaseFolder
     from dpray.runs.runner import Run
     from dpray.workers.cluster import is_local
 
-    with telling_charge(config):
+    with explain_charge(config):
         _check_chosen(config)
         is_here = is_local(config)
         for name in sorted(config.method_names):
@@ -79,10 +79,10 @@ def run(
             resolve_model(config.engine.model)
         on_progress(Progress("planning"))
         plan = make_plan(_as_begun(config))
-        release = part(config.method.name, "release").release
+        release = load_module(config.method.name, "release").release
         with closing(ReleaseFolder(config.output.path)) as folder:
             return Run(plan, folder, release, on_progress, build).execute()
-    raise AssertionError("unreachable: `telling_charge` re-raises every error")
+    raise AssertionError("unreachable: `explain_charge` re-raises every error")
 
 
 def _as_begun(config: Config) -> Config:

@@ -155,7 +155,7 @@ class Charged(Enum):
 
 
 @contextmanager
-def telling_charge(config: Config | None) -> Iterator[None]:
+def explain_charge(config: Config | None) -> Iterator[None]:
     """Append to each error whether the run is charged and how it goes on. For a charged run, an
     interruption and an unavailable ledger become `Resumable`; a full disk always does. Before the
     configuration is read, when nothing can be charged, pass None."""
@@ -166,9 +166,9 @@ def telling_charge(config: Config | None) -> Iterator[None]:
         if config is not None and not isinstance(error, OtherPlan):
             charged = _charged(Path(config.output.path) / "run.json")
         ended = _resumable(error, charged)
-        ended.standing = sentence = _sentence(ended, charged)  # type: ignore[attr-defined]
+        ended.charge_status = sentence = _sentence(ended, charged)  # type: ignore[attr-defined]
         if not isinstance(ended, DprayError):
-            ended.add_note(sentence)  # others know no `standing`
+            ended.add_note(sentence)  # others know no `charge_status`
             raise
         # Without its cause, a library's error that may quote a text: Python shows both.
         raise ended from None

@@ -110,7 +110,7 @@ def privacy_report(
     if histogram and INTEGER_NOISE_SOURCE not in report["noise_source"]:
         report["noise_source"] += f"; the label proportions: {INTEGER_NOISE_SOURCE}"
     places = ("method", "public_inputs", "tuned", "first")
-    return report | {key: named(report[key]) for key in places if key in report}
+    return report | {key: redacted(report[key]) for key in places if key in report}
 
 
 def _repeats(session: Session[Any]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def versions() -> dict[str, str]:
 
 def public_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration's plain values as they may be released."""
-    sections = {name: named(keys) for name, keys in values.items()}
+    sections = {name: redacted(keys) for name, keys in values.items()}
     sections["data"].pop("path", None)
     for key in ("text", "json_columns", "turns", "label", "unit"):
         sections["data"][key] = _columns(sections["data"].get(key))
@@ -181,12 +181,12 @@ def _columns(names: Any) -> Any:
     return names if not isinstance(names, str) or looks_like_name(names) else "(a column)"
 
 
-def named(value: Any, key: str = "") -> Any:
+def redacted(value: Any, key: str = "") -> Any:
     """Return a plain value with models and files named without their places."""
     if isinstance(value, Mapping):
-        return {name: named(item, name) for name, item in value.items()}
+        return {name: redacted(item, name) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [named(item) for item in value]
+        return [redacted(item) for item in value]
     if isinstance(value, str) and key in MODELS:
         return model_name(value)
     return file_name(value) if isinstance(value, str) and key in FILES else value

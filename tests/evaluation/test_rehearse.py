@@ -25,10 +25,10 @@ from dpray.evaluation.rehearse import (
     Rehearsed,
     as_released,
     draw,
-    on_twin,
+    on_stand_in,
     public_records,
     rehearse,
-    write_twin,
+    write_stand_in,
 )
 from dpray.methods.config import parse_config
 from dpray.report.page import render_rehearsal
@@ -75,11 +75,11 @@ class Runs:
 
     def __init__(self, right: dict[str, float]) -> None:
         self.right, self.configs = right, []
-        self.twins: list[list[dict[str, Any]]] = []
+        self.stand_ins: list[list[dict[str, Any]]] = []
 
     def __call__(self, config: Config, on_progress: OnProgress) -> None:
         self.configs.append(config)
-        self.twins.append(read(config.data.path))
+        self.stand_ins.append(read(config.data.path))
         rng, share = random.Random(3), self.right[config.method.name]
         rows = []
         for number in range(40):
@@ -117,9 +117,10 @@ def test_the_best_method_on_the_twin_is_chosen(
     assert means["private_prediction"] > 0.95 > means["dp_kps"] > means["dp_sgd"]
     assert found.real["accuracy"]["mean"] > 0.95
 
-    # The twin: half of the public records, as many as the private data has, nearly equally often.
-    (twin,) = {json.dumps(rows) for rows in runs.twins}
-    drawn = Counter(row["text"] for row in json.loads(twin))
+    # The stand-in: half of the public records, as many as the private data has, nearly equally
+    # often.
+    (stand_in,) = {json.dumps(rows) for rows in runs.stand_ins}
+    drawn = Counter(row["text"] for row in json.loads(stand_in))
     assert drawn.total() == 4000 and max(drawn.values()) - min(drawn.values()) == 1
     assert len(drawn) + found.public["test_records"] == 120
 
@@ -240,9 +241,9 @@ def test_units_are_drawn_whole_and_anew(
     file = write(tmp_path / "patients.jsonl", rows)
     found = rehearsed(asked, file, tmp_path / "out", runs, methods=["aug_pe"])
     assert found.score == "frechet_distance" and found.best(4.0) == "aug_pe"
-    (twin,) = runs.twins[:1]
-    assert 1000 <= len(twin) < 1003
-    assert max(Counter(row["patient"] for row in twin).values()) <= 3
+    (stand_in,) = runs.stand_ins[:1]
+    assert 1000 <= len(stand_in) < 1003
+    assert max(Counter(row["patient"] for row in stand_in).values()) <= 3
 
 
 def test_bad_public_records_are_errors(
@@ -331,7 +332,7 @@ KEYS = {"data__labels": [0, True], "data__encoding": "cp1252"}
 
 
 def test_a_twin_is_read_as_the_data_would_be(settings: Settings, tmp_path: Path) -> None:
-    """CSV has no types. The twin is JSON in UTF-8 with the types of data.labels."""
+    """CSV has no types. The stand_in is JSON in UTF-8 with the types of data.labels."""
     public = tmp_path / "public.csv"
     public.write_text("text;label;who\nKäse;0;x\n;0;y\nBrot;true;y\n")
     config = parse_config(settings(**KEYS, data__unit="who", data__max_records_per_unit=1))
@@ -342,8 +343,8 @@ def test_a_twin_is_read_as_the_data_would_be(settings: Settings, tmp_path: Path)
         {"text": "Käse", "label": 0},
         {"text": "Brot", "label": True},
     ]
-    twin = write_twin(draw(rows, 3, "who"), tmp_path / "twin")
-    tree = on_twin(config, config.model_dump(mode="json")["method"], twin, tmp_path / "run")
+    stand_in = write_stand_in(draw(rows, 3, "who"), tmp_path / "stand_in")
+    tree = on_stand_in(config, config.model_dump(mode="json")["method"], stand_in, tmp_path / "run")
     data = parse_config(tree).data
     records = [record for piece in data_pieces(data) for record in record_rows(piece, data)]
     assert sorted({record["text"] for record in records}) == ["Brot", "Käse"]

@@ -20,7 +20,7 @@ from dpray.ledger.ledger import Ledger
 from dpray.methods.config import parse_config
 from dpray.methods.dp_kps.release import release as dp_kps_release
 from dpray.methods.registry import make_plan
-from dpray.runs.failures import telling_charge
+from dpray.runs.failures import explain_charge
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.runner import Run
 from dpray.types import (
@@ -108,7 +108,7 @@ class Ends:
         release: Callable[..., Any] = dp_kps_release,
         asked: Callable[[Any], Any] = lambda plan: plan,
     ) -> dict[str, Any]:
-        with telling_charge(self.config), closing(ReleaseFolder(self.config.output.path)) as folder:
+        with explain_charge(self.config), closing(ReleaseFolder(self.config.output.path)) as folder:
             plan = asked(make_plan(self.config))
             return Run(plan, folder, release, lambda _: None, build_engine).execute()
         raise AssertionError
@@ -185,7 +185,7 @@ def test_a_charge_that_run_json_does_not_know_of(ends: Ends, config: Config):
 
 
 def raises(config: Config, error: Exception) -> None:
-    with telling_charge(config):
+    with explain_charge(config):
         raise error
 
 
@@ -232,7 +232,7 @@ def test_a_run_that_is_not_private(settings: Callable[..., Any], tmp_path: Path)
     file = Path(config.output.path) / "run.json"
     file.parent.mkdir()
     file.write_text('{"run_id": "1", "state": "reserved", "not_private": true}')
-    with pytest.raises(Resumable) as ended, telling_charge(config):
+    with pytest.raises(Resumable) as ended, explain_charge(config):
         raise Resumable("interrupted")
     assert str(ended.value) == f"interrupted; {AGAIN}"
 
