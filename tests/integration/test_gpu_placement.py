@@ -90,7 +90,8 @@ def test_topics_and_aug_pe_vote_on_cpus_and_aug_pe_writes_on_gpus(
     wait_for(lambda: cluster.workers("EngineActor") and cluster.workers("ShardActor"), process)
     report = run.finish(process).report
     assert len(run.synthetic()) == report["records"] == 6
-    assert {tuple(topic["words"]) for topic in report["first"]["topics"]} == {(word,) for word in words}
+    found = {tuple(topic["words"]) for topic in report["first"]["topics"]}
+    assert found == {(word,) for word in words}
 
 
 @pytest.mark.usefixtures("driver")
