@@ -20,7 +20,7 @@ from dpray.accounting.event import Event
 from dpray.config.config import Config
 from dpray.evaluation.audit import audit
 from dpray.evaluation.compare import plain
-from dpray.methods import part
+from dpray.methods import load_module
 from dpray.methods.chain import ChainPlan, check_same_event, with_terms, write_records
 from dpray.methods.config import parse_config
 from dpray.methods.dp_sgd.plan import DpSgdPlan
@@ -113,7 +113,7 @@ def test_no_cost_depends_on_what_the_method_before_released(
     @given(RECORDS)
     def check(records: Any) -> None:
         write_records(file, records)
-        read = part(names[-1], "plan").with_public_files(with_terms(last, file))
+        read = load_module(names[-1], "plan").with_public_files(with_terms(last, file))
         assert read.method_event == last.method_event
         assert read.proportions == last.proportions
 
