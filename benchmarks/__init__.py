@@ -1,4 +1,4 @@
-"""What dpray is compared by; `make bench` runs all of it.
+"""Benchmarks that compare dpray with other ways; `make bench` runs all of them.
 
-A package: others install one of this name, which would hide a mere folder.
+This is a package: others install one of this name, which would hide a mere folder.
 """

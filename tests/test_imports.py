@@ -34,7 +34,7 @@ HEAVY = [
 ACCOUNTANT = {"dp_accounting", "scipy.stats"}
 STOP_WORDS = {"sklearn", "pandas"}
 TOKENIZER = {"transformers"}
-"""Of itself, transformers' AutoTokenizer also imports torch, scikit-learn and pandas."""
+"""transformers' AutoTokenizer would also import torch, scikit-learn and pandas by itself."""
 
 HUB = "engine.model=owner/name"
 """A model that is not a folder: its tokenizer is not read before the run."""

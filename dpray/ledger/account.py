@@ -157,10 +157,9 @@ def new_account(
         composed = composition(rule, budget, order)
     except ValueError as error:
         raise InputError(f"data set '{name}': {error}") from error
-    check_name(name)
     check_public("the name of a privacy unit", [privacy_unit])
-    total = composed.total(())
-    return Account(name, composed, privacy_unit, neighboring_relation, total=total)
+    stated_for = privacy_unit, neighboring_relation
+    return Account(check_name(name), composed, *stated_for, total=composed.total(()))
 
 
 def raised_to(entry: Entry) -> Budget:

@@ -24,7 +24,7 @@ from dpray.accounting.composition import Charge
 from dpray.accounting.event import Event
 from dpray.ledger import queries
 from dpray.ledger.account import Account
-from dpray.ledger.chain import Chain, Entry, check_name, now, plain
+from dpray.ledger.chain import Chain, Entry, now, plain
 from dpray.types import AlreadyPublished, Budget, InputError, LedgerConflict, LedgerError
 
 Outcomes = dict[tuple[str, str], dict[str, str]]
@@ -305,7 +305,7 @@ class Transaction:
 
 def _beginning(new: Account) -> Chain:
     """Return the beginning of a new data set's chain, not written yet."""
-    chain = Chain(check_name(new.dataset))
+    chain = Chain(new.dataset)
     chain.append("create", chain.dataset, plain(new.terms()), at=now())
     return chain
 

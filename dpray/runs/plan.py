@@ -191,13 +191,17 @@ def first_enough(
     `bracket` that epsilon allows. The signal is inversely proportional to the noise, so one cost
     tells whether epsilon allows the largest noise at which it is enough; the least noise takes a
     dozen costs. The first candidate needs most noise. The last one needs least, and has the
-    strongest signal. Without a `bracket` the noise is set, and every plan is made.
+    strongest signal. Without a `bracket` the noise is set. No plan is made after the first that is
+    enough.
     """
     if bracket is None:
-        plans = (plan_of(candidate, None) for candidate in candidates)
-        tried = [(plan, signal_of(plan)) for plan in plans]
-        enough = (one for one in tried if one[1].is_enough)
-        return next(enough, max(tried, key=lambda one: one[1].value))
+        tried: list[tuple[P, Signal]] = []
+        for candidate in candidates:
+            plan = plan_of(candidate, None)
+            tried.append((plan, signal_of(plan)))
+            if tried[-1][1].is_enough:
+                return tried[-1]
+        return max(tried, key=lambda one: one[1].value)
     least, most = bracket
     if not is_within_epsilon(plan_of(candidates[0], most)):
         candidates = candidates[:1]  # making its plan says that no noise is enough

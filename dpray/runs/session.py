@@ -131,8 +131,8 @@ class Session(Generic[P]):
         published = {sha for _, (_, sha) in self.ledger.published(self.charge_key())}
         self.folder.recover(lambda sha: self.config.not_private or sha in published)
         self.record_failures()
-        self.folder.take_room()
         try:
+            self.folder.take_room()
             yield
         finally:
             self.folder.give_room()

@@ -1,4 +1,4 @@
-"""How large the house is. `python -m tests.docs.size` prints it as `size.toml` holds it."""
+"""Measure how large dpray is. `python -m tests.docs.size` prints the numbers of `size.toml`."""
 
 from __future__ import annotations
 

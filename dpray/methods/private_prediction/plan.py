@@ -244,12 +244,6 @@ class PrivatePredictionPlan(Plan):
         rarest = min(share for share in self.proportions.values() if share > 0)
         return math.ceil(self.settings.expected_batch_size / rarest)
 
-    def of_size(self, texts: int) -> dict[str, Any]:
-        if self.disjoint:
-            r = self.private_tokens
-            return {"batches": "disjoint", "max_records": texts, "private_tokens": r}
-        return {"batches": "poisson", "texts": texts, "max_records": None}
-
     def method_summary(self) -> dict[str, Any]:
         mechanism, settings = self.method.mechanism, self.settings
         return {
