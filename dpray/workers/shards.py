@@ -25,9 +25,10 @@ from dpray.engines.kept_state import stateless_pair
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.votes import VoteHistogram, count_votes
 from dpray.types import InputError
-from dpray.workers.cluster import never_repeated, own_errors
+from dpray.workers.cluster import never_repeated
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.engine_pool import on_pool
+from dpray.workers.failures import own_errors
 from dpray.workers.placement import run_placement
 from dpray.workers.rows import (
     CHUNK,

@@ -16,7 +16,7 @@ from ray.exceptions import (
 
 from dpray.engines.base import DeviceLost, EngineError, LoadFailed, OutOfMemory, SelectorFailed
 from dpray.types import DprayError, InputError
-from dpray.workers.cluster import EndedForMemory, LostTooOften
+from dpray.workers.failures import EndedForMemory, LostTooOften
 from dpray.workers.placement import Place
 from dpray.workers.pool import (
     ActorPool,

@@ -22,7 +22,7 @@ from dpray.engines.base import PlainPrompt, Sampling
 from dpray.engines.model_path import BASE_PLACE, absolute_model
 from dpray.engines.requests import Request, ask_until_accepted
 from dpray.engines.text import TextCodec
-from dpray.io.files import disk_is_full, sha256_of, sync_all, write_durably
+from dpray.io.files import sha256_of, sync_all, write_durably
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
 from dpray.methods.dp_sgd.plan import DpSgdPlan
@@ -31,12 +31,11 @@ from dpray.methods.dp_sgd.training.model import ADAPTER
 from dpray.methods.dp_sgd.training.step import SUM_ROUNDING
 from dpray.methods.dp_sgd.training.token_files import MappedUnits, write_shard
 from dpray.methods.dp_sgd.training.training import OnStep, ReferenceTrainer, Training, train_here
-from dpray.runs.folder import CHECKPOINTS, DISK_FULL, MODEL, RAY_TRAIN, TOKENS
+from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
 from dpray.runs.plan import privacy_unit
 from dpray.runs.privacy_report import NOT_COVERED, model_name
 from dpray.runs.session import Release, Session
-from dpray.types import Budget, BudgetRefused, DprayError, Resumable
-from dpray.workers.cluster import ended_for_memory
+from dpray.types import Budget, BudgetRefused, DprayError
 from dpray.workers.engine import gpus_of_rank, with_absolute_model
 
 DpSgdSession = Session[DpSgdPlan]
@@ -85,13 +84,6 @@ def train(session: DpSgdSession) -> dict[str, Any]:
             session, training_of(session), lambda t: session.show("training steps", t, steps)
         )
         sync_all(tuned)
-    except Exception as error:
-        # Unlike other mechanisms, repeated steps are charged again: the unit need not fail.
-        if ended_for_memory(error):
-            raise Resumable("Ray ended a rank for want of memory") from error
-        if disk_is_full(error):
-            raise Resumable(DISK_FULL) from error
-        raise
     finally:
         shutil.rmtree(tokens, ignore_errors=True)
     return {"files": hashes(released_folder(session))}

@@ -30,7 +30,6 @@ from dpray.engines.base import (
     SelectorFailed,
     engine_error,
     failure_name,
-    may_be_repeated,
     nothing_follows,
     selector_error,
 )
@@ -41,7 +40,13 @@ from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import MOST_COPIES, bound_copies
 from dpray.types import DprayError, InputError, Resumable, RunFailed
-from dpray.workers.cluster import EndedForMemory, LostTooOften
+from dpray.workers.failures import (
+    DEVICE_LOST,
+    EndedForMemory,
+    LostTooOften,
+    is_own_failure,
+    kind_of,
+)
 from dpray.workers.groups import PLACEHOLDER, group_texts
 from tests.engines.kept import Kept
 from tests.integration.fault_driver import watched
@@ -241,14 +246,14 @@ def test_an_error_of_the_hardware_is_told_by_its_number(number: int) -> None:
     error = RuntimeError("a wrapper")
     error.__cause__ = accelerator_error(number)
     for found in (engine_error("in a step", error), selector_error(failure_name(error))):
-        assert isinstance(found, DeviceLost) and may_be_repeated(found)
+        assert kind_of(found) is DEVICE_LOST
 
 
 @given(st.text(), st.sampled_from([IndexError, RuntimeError, ValueError, OSError, KeyError]))
 def test_no_words_of_an_error_have_a_batch_repeated(words: str, kind: type[Exception]) -> None:
     for said in (words, f"{words} uncorrectable ECC error; actor died; CUDA error 214"):
-        assert not may_be_repeated(engine_error("in a step", kind(said)))
-        assert not may_be_repeated(selector_error(failure_name(kind(said))))
+        assert is_own_failure(engine_error("in a step", kind(said)))
+        assert is_own_failure(selector_error(failure_name(kind(said))))
 
 
 def test_a_draw_that_cannot_be_written_is_not_drawn_again(
