@@ -1,6 +1,6 @@
 """Attempts at a run's release: what was interrupted or lost before it published is repeated.
 
-What is published is kept. The table `dpray.workers.failures.KINDS` says what an error does to the
+What is published is kept. The table `dpray.workers.failures.Kind` says what an error does to the
 rest: another attempt begins, the same command goes on later, or the mechanisms that the attempt had
 begun have failed and are never run again. Every error that ends a run tells whether the run is
 charged, and how it goes on.
@@ -28,9 +28,9 @@ from dpray.types import (
 )
 from dpray.workers.failures import (
     FAIL,
-    INTERRUPTED,
     REPEAT,
     EndedForMemory,
+    Kind,
     LostTooOften,
     class_name,
     find_error,
@@ -176,7 +176,7 @@ def _resumable(error: BaseException, charged: Charged) -> BaseException:
         return Resumable(DISK_FULL)
     if charged in (Charged.YES, Charged.UNDER_WAY):
         # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
-        if (kind := kind_of(error)) is INTERRUPTED:
+        if (kind := kind_of(error)) is Kind.INTERRUPTED:
             return Resumable(kind.sentence(error))
         if isinstance(error, LedgerUnavailable):
             resumable = Resumable(str(error))

@@ -251,7 +251,7 @@ class Session(Generic[P]):
         with these arguments and published once.
 
         An output that was published before is returned as it is. A mechanism that was interrupted,
-        or lost for a reason on the short list (`dpray.workers.failures.KINDS`), before it published
+        or lost for a reason on the short list (`dpray.workers.failures.Kind`), before it published
         runs again: nobody has seen its output. After any other error it never runs again, unless it
         `pays_for_repeats` and the table says that the run goes on. Errors of the input have to be
         found before: once a run has begun, neither the records nor the configuration may be

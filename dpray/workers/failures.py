@@ -1,4 +1,4 @@
-"""`KINDS` is the table of what an error does to a run: whether the work that it ended is repeated,
+"""`Kind` is the table of what an error does to a run: whether the work that it ended is repeated,
 is left for the next command, or has failed for good, and what the user reads.
 
 Everything that has to decide about an error asks this table, and no words of an error decide
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
@@ -51,26 +50,6 @@ class Then(Enum):
     FAIL = "fail"
     """The command ends, and what was being drawn is never drawn again: private rows or the draw may
     be the reason."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A row of the table. An error of it is `found_in` what was raised.
-
-    `drawing` says what follows while a mechanism is at work, and `otherwise` what follows while
-    none is, or if the mechanism pays for its repeats. `says` is the sentence for the user, and
-    `loss` what was lost, for the report of a run that repeated it.
-    """
-
-    found_in: Callable[[BaseException], bool]
-    drawing: Then
-    otherwise: Then
-    says: str = "{error}"
-    loss: str = ""
-
-    def sentence(self, error: BaseException) -> str:
-        plain = find_error(error, Exception) or error
-        return self.says.format(error=first_line(plain), name=class_name(error))
 
 
 # What is told of an error
@@ -153,49 +132,60 @@ def _ended_for_memory(error: BaseException) -> bool:
 
 REPEAT, RESUME, FAIL = Then
 
-INTERRUPTED = Kind(
-    is_interruption, RESUME, RESUME, "interrupted", loss="an interruption of the run"
-)
-"""Who stops a run has not seen what is being drawn."""
 
-OUTSIDE = Kind(_is_a(Resumable, InputError, BudgetRefused, LedgerError), RESUME, RESUME)
-"""A mechanism's own code raises none of these: a file has changed, or the ledger cannot be reached
-or refuses."""
+class Kind(Enum):
+    """The table: the first row in which an error is found holds.
 
-DEVICE_LOST = Kind(
-    _is_a(DeviceLost),
-    REPEAT,
-    REPEAT,
-    loss="the loss of a device (CUDA 214, 220) or of an engine's process",
-)
-LOAD_FAILED = Kind(_is_a(LoadFailed), REPEAT, REPEAT, loss="an engine that could not be loaded")
-"""Nothing was drawn with it."""
+    `drawing` says what follows while a mechanism is at work, and `otherwise` what follows while
+    none is, or if the mechanism pays for its repeats. `says` is the sentence for the user, and
+    `loss` what was lost, for the report of a run that repeated it.
+    """
 
-MEMORY = Kind(
-    _ended_for_memory, FAIL, RESUME, "Ray ended a process because its machine was low on memory"
-)
-"""How much memory a batch needs depends on its private rows."""
+    INTERRUPTED = is_interruption, RESUME, RESUME, "interrupted", "an interruption of the run"
+    """Who stops a run has not seen what is being drawn."""
 
-LOST = Kind(
-    _was_lost, REPEAT, REPEAT, "actors were lost", loss="the loss of a machine or of a process"
-)
-OURS = Kind(_is_a(DprayError), FAIL, RESUME)
-DISK = Kind(disk_is_full, FAIL, RESUME, DISK_FULL)
-ENGINE = Kind(_is_a(EngineError), FAIL, REPEAT)
-UNKNOWN = Kind(lambda error: True, FAIL, FAIL, "{name}")
-"""An error of dpray's own code or of a library, whose words may quote a text."""
+    OUTSIDE = _is_a(Resumable, InputError, BudgetRefused, LedgerError), RESUME, RESUME
+    """A mechanism's own code raises none of these: a file has changed, or the ledger cannot be
+    reached or refuses."""
 
-KINDS = (INTERRUPTED, OUTSIDE, DEVICE_LOST, LOAD_FAILED, MEMORY, LOST, OURS, DISK, ENGINE, UNKNOWN)
-"""The first row in which an error is found holds."""
+    DEVICE_LOST = _is_a(DeviceLost), REPEAT, REPEAT, "{error}", "a lost device or engine process"
+    """Told by numbers that only hardware has, CUDA 214 and 220."""
 
-REPEATED_AFTER = tuple(kind.loss for kind in KINDS if kind.loss)
+    LOAD_FAILED = _is_a(LoadFailed), REPEAT, REPEAT, "{error}", "an engine that could not be loaded"
+    MEMORY = _ended_for_memory, FAIL, RESUME, "Ray ended a process: its machine was low on memory"
+    """How much memory a batch needs depends on its private rows."""
+
+    LOST = _was_lost, REPEAT, REPEAT, "actors were lost", "the loss of a machine or of a process"
+    OURS = _is_a(DprayError), FAIL, RESUME
+    DISK = disk_is_full, FAIL, RESUME, DISK_FULL
+    ENGINE = _is_a(EngineError), FAIL, REPEAT
+    UNKNOWN = _is_a(BaseException), FAIL, FAIL, "{name}"
+    """An error of dpray's own code or of a library, whose words may quote a text."""
+
+    def __init__(
+        self,
+        found_in: Callable[[BaseException], bool],
+        drawing: Then,
+        otherwise: Then,
+        says: str = "{error}",
+        loss: str = "",
+    ) -> None:
+        self.found_in, self.drawing, self.otherwise = found_in, drawing, otherwise
+        self.says, self.loss = says, loss
+
+    def sentence(self, error: BaseException) -> str:
+        plain = find_error(error, Exception) or error
+        return self.says.format(error=first_line(plain), name=class_name(error))
+
+
+REPEATED_AFTER = tuple(kind.loss for kind in Kind if kind.loss)
 """The short list: all after which a mechanism draws again, at no cost. The proof is in
 docs/privacy.md, section 2.7."""
 
 
 def kind_of(error: BaseException) -> Kind:
     """Return the row of the table that an error is in."""
-    return next(kind for kind in KINDS if kind.found_in(error))
+    return next(kind for kind in Kind if kind.found_in(error))
 
 
 def is_own_failure(error: BaseException) -> bool:

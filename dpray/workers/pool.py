@@ -17,10 +17,9 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from dpray.workers.failures import (
-    LOST,
-    MEMORY,
     REPEAT,
     EndedForMemory,
+    Kind,
     LostTooOften,
     find_error,
     kind_of,
@@ -79,14 +78,14 @@ class RepeatPublic:
 @dataclass(frozen=True)
 class RepeatPrivate:
     """The policy for a mechanism on private rows. Work that was lost for a reason on the short list
-    (`dpray.workers.failures.KINDS`) is repeated. Every other error ends the run."""
+    (`dpray.workers.failures.Kind`) is repeated. Every other error ends the run."""
 
     max_losses: int
 
     def ends_run(self, error: Exception, has_run: bool) -> bool:
         # An engine that cannot be loaded in the first place would fail everywhere.
         kind = kind_of(error)
-        return kind is not LOST and not (has_run and kind.drawing is REPEAT)
+        return kind is not Kind.LOST and not (has_run and kind.drawing is REPEAT)
 
     def gives_up(self, error: Exception, losses: int) -> Exception | None:
         return None if losses < self.max_losses else LostTooOften(error)
@@ -219,7 +218,7 @@ class _ActorSlot:
         try:
             self.work[-1].left = set(self._actors.result(names))
         except RayError as error:
-            if kind_of(error) is not LOST or find_error(error, RayActorError) is not None:
+            if kind_of(error) is not Kind.LOST or find_error(error, RayActorError) is not None:
                 raise
             self.work.pop()
             self.undelivered = error
@@ -315,7 +314,7 @@ class ActorPool:
         run ends by it, or if no slot is left; `EndedForMemory` if Ray ended the actor for want of
         memory."""
         if self._policy.ends_run(error, slot.has_run):
-            if kind_of(error) is MEMORY:
+            if kind_of(error) is Kind.MEMORY:
                 raise EndedForMemory(frozenset(each.worker_id for each in self._slots)) from error
             raise error
         self._on_loss(slot.worker_id, error)

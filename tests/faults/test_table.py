@@ -40,20 +40,8 @@ from dpray.types import (
     Resumable,
     RunFailed,
 )
-from dpray.workers import failures
 from dpray.workers.engine import build_engine
 from dpray.workers.failures import (
-    DEVICE_LOST,
-    DISK,
-    ENGINE,
-    INTERRUPTED,
-    KINDS,
-    LOAD_FAILED,
-    LOST,
-    MEMORY,
-    OURS,
-    OUTSIDE,
-    UNKNOWN,
     EndedForMemory,
     Kind,
     find_error,
@@ -77,64 +65,64 @@ Panic = type("PanicException", (BaseException,), {})
 """A library in Rust raises such."""
 
 VERDICTS = {
-    INTERRUPTED: ("resume", "resume", "an interruption of the run"),
-    OUTSIDE: ("resume", "resume", ""),
-    DEVICE_LOST: (
+    Kind.INTERRUPTED: ("resume", "resume", "an interruption of the run"),
+    Kind.OUTSIDE: ("resume", "resume", ""),
+    Kind.DEVICE_LOST: (
         "repeat",
         "repeat",
-        "the loss of a device (CUDA 214, 220) or of an engine's process",
+        "a lost device or engine process",
     ),
-    LOAD_FAILED: ("repeat", "repeat", "an engine that could not be loaded"),
-    MEMORY: ("fail", "resume", ""),
-    LOST: ("repeat", "repeat", "the loss of a machine or of a process"),
-    OURS: ("fail", "resume", ""),
-    DISK: ("fail", "resume", ""),
-    ENGINE: ("fail", "repeat", ""),
-    UNKNOWN: ("fail", "fail", ""),
+    Kind.LOAD_FAILED: ("repeat", "repeat", "an engine that could not be loaded"),
+    Kind.MEMORY: ("fail", "resume", ""),
+    Kind.LOST: ("repeat", "repeat", "the loss of a machine or of a process"),
+    Kind.OURS: ("fail", "resume", ""),
+    Kind.DISK: ("fail", "resume", ""),
+    Kind.ENGINE: ("fail", "repeat", ""),
+    Kind.UNKNOWN: ("fail", "fail", ""),
 }
 """What follows while a mechanism draws and otherwise, and what the report says was lost."""
 
 NO_ROOM = "output.path: no space is left on its disk, or on the ledger's; make room"
-LOW = "Ray ended a process because its machine was low on memory"
+LOW = "Ray ended a process: its machine was low on memory"
 
 EXAMPLES: list[tuple[BaseException, Kind, str]] = [
-    (KeyboardInterrupt(), INTERRUPTED, "interrupted"),
-    (SystemExit(143), INTERRUPTED, "interrupted"),
-    (Resumable("on_progress raised ValueError"), OUTSIDE, "on_progress raised ValueError"),
-    (InputError("notes.jsonl has changed"), OUTSIDE, "notes.jsonl has changed"),
-    (LedgerUnavailable("no answer"), OUTSIDE, "no answer"),
-    (LedgerConflict("another one"), OUTSIDE, "another one"),
-    (BudgetRefused("notes", *[Budget(1, 0)] * 3), OUTSIDE, "budget of 'notes' refused"),
-    (DeviceLost("a device is gone"), DEVICE_LOST, "a device is gone"),
-    (LoadFailed("there is no GPU"), LOAD_FAILED, "there is no GPU"),
-    (OutOfMemoryError(ENDED), MEMORY, LOW),
-    (actor_died(ENDED), MEMORY, LOW),
-    (EndedForMemory(frozenset()), MEMORY, LOW),
-    (actor_died(KILLED), LOST, "actors were lost"),
-    (RayActorError(), LOST, "actors were lost"),
-    (WorkerCrashedError(), LOST, "actors were lost"),
-    (NodeDiedError("a node died"), LOST, "actors were lost"),
-    (ObjectLostError("0" * 56, None, ""), LOST, "actors were lost"),  # type: ignore[arg-type]
-    (LocalRayletDiedError(), LOST, "actors were lost"),
-    (DprayError("an engine actor failed"), OURS, "an engine actor failed"),
-    (OSError(errno.ENOSPC, "No space left on device"), DISK, NO_ROOM),
-    (EngineError("a group was not whole at token 3"), ENGINE, "a group was not whole at token 3"),
-    (SelectorFailed("it failed (IndexError)"), ENGINE, "it failed (IndexError)"),
-    (OutOfMemory("in a step"), ENGINE, "in a step"),
-    (WorkerError("ValueError\nof Ray Data"), UNKNOWN, "ValueError"),
-    (KeyError("Marlowe"), UNKNOWN, "KeyError"),
-    (OSError(errno.EIO, "Input/output error"), UNKNOWN, "OSError"),
-    (MemoryError(), UNKNOWN, "MemoryError"),
-    (RuntimeError("uncorrectable ECC error; the actor died"), UNKNOWN, "RuntimeError"),
-    (Panic("Marlowe"), UNKNOWN, "PanicException"),
+    (KeyboardInterrupt(), Kind.INTERRUPTED, "interrupted"),
+    (SystemExit(143), Kind.INTERRUPTED, "interrupted"),
+    (Resumable("on_progress raised ValueError"), Kind.OUTSIDE, "on_progress raised ValueError"),
+    (InputError("notes.jsonl has changed"), Kind.OUTSIDE, "notes.jsonl has changed"),
+    (LedgerUnavailable("no answer"), Kind.OUTSIDE, "no answer"),
+    (LedgerConflict("another one"), Kind.OUTSIDE, "another one"),
+    (BudgetRefused("notes", *[Budget(1, 0)] * 3), Kind.OUTSIDE, "budget of 'notes' refused"),
+    (DeviceLost("a device is gone"), Kind.DEVICE_LOST, "a device is gone"),
+    (LoadFailed("there is no GPU"), Kind.LOAD_FAILED, "there is no GPU"),
+    (OutOfMemoryError(ENDED), Kind.MEMORY, LOW),
+    (actor_died(ENDED), Kind.MEMORY, LOW),
+    (EndedForMemory(frozenset()), Kind.MEMORY, LOW),
+    (actor_died(KILLED), Kind.LOST, "actors were lost"),
+    (RayActorError(), Kind.LOST, "actors were lost"),
+    (WorkerCrashedError(), Kind.LOST, "actors were lost"),
+    (NodeDiedError("a node died"), Kind.LOST, "actors were lost"),
+    (ObjectLostError("0" * 56, None, ""), Kind.LOST, "actors were lost"),  # type: ignore[arg-type]
+    (LocalRayletDiedError(), Kind.LOST, "actors were lost"),
+    (DprayError("an engine actor failed"), Kind.OURS, "an engine actor failed"),
+    (OSError(errno.ENOSPC, "No space left on device"), Kind.DISK, NO_ROOM),
+    (
+        EngineError("a group was not whole at token 3"),
+        Kind.ENGINE,
+        "a group was not whole at token 3",
+    ),
+    (SelectorFailed("it failed (IndexError)"), Kind.ENGINE, "it failed (IndexError)"),
+    (OutOfMemory("in a step"), Kind.ENGINE, "in a step"),
+    (WorkerError("ValueError\nof Ray Data"), Kind.UNKNOWN, "ValueError"),
+    (KeyError("Marlowe"), Kind.UNKNOWN, "KeyError"),
+    (OSError(errno.EIO, "Input/output error"), Kind.UNKNOWN, "OSError"),
+    (MemoryError(), Kind.UNKNOWN, "MemoryError"),
+    (RuntimeError("uncorrectable ECC error; the actor died"), Kind.UNKNOWN, "RuntimeError"),
+    (Panic("Marlowe"), Kind.UNKNOWN, "PanicException"),
 ]
 every_example = pytest.mark.parametrize(
     ("error", "kind", "sentence"), EXAMPLES, ids=[type(error).__name__ for error, *_ in EXAMPLES]
 )
-
-
-def name_of(kind: Kind) -> str:
-    return next(name for name, value in vars(failures).items() if value is kind)
 
 
 def wrapped(error: Exception) -> Exception:
@@ -148,29 +136,29 @@ def test_a_row_of_the_table(error: BaseException, kind: Kind, sentence: str) -> 
     each_way = [error]
     # Ray sends no others, with their context none of its own, and a worker's disk is not the run's.
     if isinstance(error, Exception) and not (
-        kind in (OUTSIDE, DISK) or str(error).startswith(DIED)
+        kind in (Kind.OUTSIDE, Kind.DISK) or str(error).startswith(DIED)
     ):
         each_way.append(wrapped(error))
     for each in each_way:
         found = kind_of(each)
-        assert name_of(found) == name_of(kind) and found.sentence(each).startswith(sentence)
+        assert found is kind and found.sentence(each).startswith(sentence)
         assert "Marlowe" not in found.sentence(each)
     assert (kind.drawing.value, kind.otherwise.value, kind.loss) == VERDICTS[kind]
     assert is_own_failure(error) == (VERDICTS[kind][0] == "fail")
 
 
 def test_every_row_has_an_example_and_a_lost_machine_is_found_behind_another_error() -> None:
-    assert set(KINDS) == {kind for _, kind, _ in EXAMPLES} == VERDICTS.keys()
+    assert set(Kind) == {kind for _, kind, _ in EXAMPLES} == VERDICTS.keys()
     for error, kind, _ in EXAMPLES:
         outer = RuntimeError("Ray Data's")
         outer.__context__ = error
-        expected = kind if kind in (LOST, MEMORY) else UNKNOWN
+        expected = kind if kind in (Kind.LOST, Kind.MEMORY) else Kind.UNKNOWN
         assert kind_of(outer) is expected, error
 
 
 def test_an_error_that_nobody_knows_is_a_failure_of_its_own() -> None:
     unknown = type("NewInTheNextRelease", (Exception,), {})("the actor died; CUDA error 214")
-    assert kind_of(unknown) is UNKNOWN and is_own_failure(unknown)
+    assert kind_of(unknown) is Kind.UNKNOWN and is_own_failure(unknown)
 
 
 # What becomes of a run

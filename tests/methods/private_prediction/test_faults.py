@@ -41,8 +41,8 @@ from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import MOST_COPIES, bound_copies
 from dpray.types import DprayError, InputError, Resumable, RunFailed
 from dpray.workers.failures import (
-    DEVICE_LOST,
     EndedForMemory,
+    Kind,
     LostTooOften,
     is_own_failure,
     kind_of,
@@ -246,7 +246,7 @@ def test_an_error_of_the_hardware_is_told_by_its_number(number: int) -> None:
     error = RuntimeError("a wrapper")
     error.__cause__ = accelerator_error(number)
     for found in (engine_error("in a step", error), selector_error(failure_name(error))):
-        assert kind_of(found) is DEVICE_LOST
+        assert kind_of(found) is Kind.DEVICE_LOST
 
 
 @given(st.text(), st.sampled_from([IndexError, RuntimeError, ValueError, OSError, KeyError]))

@@ -41,7 +41,7 @@ from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer, Training, train
 from dpray.types import DprayError, Resumable
 from dpray.workers.engine import HIDDEN
-from dpray.workers.failures import LOST, MEMORY, find_error, kind_of
+from dpray.workers.failures import Kind, find_error, kind_of
 from dpray.workers.placement import run_placement
 from dpray.workers.rows import without_words
 
@@ -115,7 +115,7 @@ def reason(error: TrainingFailedError) -> BaseException:
         if (ours := find_error(failure, DprayError)) is not None:
             return ours
     kinds = {kind_of(failure): failure for failure in reversed(failures)}
-    return kinds.get(MEMORY) or kinds.get(LOST) or failures[0]
+    return kinds.get(Kind.MEMORY) or kinds.get(Kind.LOST) or failures[0]
 
 
 def _failures(error: TrainingFailedError) -> Iterator[BaseException]:
