@@ -23,9 +23,9 @@ from dpray.methods.config import parse_config
 from dpray.methods.registry import make_plan
 from dpray.types import Budget, BudgetRefused
 from dpray.workers.failures import Kind
-from tests.integration.fault_driver import build
+from tests.faults.driver import build
+from tests.faults.trainings import assert_charged, held_in_mid_training
 from tests.integration.processes import Cluster, Ended, Runs, fill, small_disk_at, wait_for
-from tests.integration.trainings import assert_charged, held_in_mid_training
 
 pytestmark = pytest.mark.slow
 
