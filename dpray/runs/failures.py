@@ -69,9 +69,8 @@ def _end_of_run(session: Session[Any], number: int, error: BaseException) -> Dpr
         )
     if isinstance(error, DprayError):
         return error
-    last = error.last if isinstance(error, LostTooOften) else error
-    kind, attempts = kind_of(last), session.config.runtime.max_attempts
-    then, sentence = kind.drawing, kind.sentence(last)
+    kind, attempts = kind_of(error), session.config.runtime.max_attempts
+    then, sentence = kind.drawing, kind.sentence(error)
     if then is FAIL:
         try:
             failed = _record_failures(session, error)
@@ -87,8 +86,8 @@ def _end_of_run(session: Session[Any], number: int, error: BaseException) -> Dpr
             )
         then = kind.otherwise
     elif then is REPEAT:
-        session.note_loss(session.attempt_id, last)
-    if then is REPEAT and number < attempts and last is error:
+        session.note_loss(session.attempt_id, error)
+    if then is REPEAT and number < attempts and not isinstance(error, LostTooOften):
         return None
     if then is FAIL:
         return DprayError(

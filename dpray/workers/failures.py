@@ -153,7 +153,7 @@ class Kind(Enum):
 
     LOAD_FAILED = _is_a(LoadFailed), REPEAT, REPEAT, "{error}", "an engine that could not be loaded"
     MEMORY = _ended_for_memory, FAIL, RESUME, "Ray ended a process: its machine was low on memory"
-    """How much memory a batch needs depends on its private rows."""
+    """The memory that a batch needs depends on its private rows."""
 
     LOST = _was_lost, REPEAT, REPEAT, "actors were lost", "the loss of a machine or of a process"
     OURS = _is_a(DprayError), FAIL, RESUME
@@ -174,7 +174,8 @@ class Kind(Enum):
         self.says, self.loss = says, loss
 
     def sentence(self, error: BaseException) -> str:
-        plain = find_error(error, Exception) or error
+        last = error.last if isinstance(error, LostTooOften) else error
+        plain = find_error(last, Exception) or last
         return self.says.format(error=first_line(plain), name=class_name(error))
 
 
@@ -185,7 +186,8 @@ docs/privacy.md, section 2.7."""
 
 def kind_of(error: BaseException) -> Kind:
     """Return the row of the table that an error is in."""
-    return next(kind for kind in Kind if kind.found_in(error))
+    last = error.last if isinstance(error, LostTooOften) else error
+    return next(kind for kind in Kind if kind.found_in(last))
 
 
 def is_own_failure(error: BaseException) -> bool:
