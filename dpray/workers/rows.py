@@ -22,7 +22,7 @@ from dpray.io.records import count_rows, cut, last_row, numbered, read_piece
 from dpray.io.units import unit_of
 from dpray.mechanisms.batches import content_id, content_rank
 from dpray.types import DprayError, InputError, is_interruption
-from dpray.workers.cluster import own_errors
+from dpray.workers.failures import WorkerError, own_errors
 
 if TYPE_CHECKING:
     import ray.data
@@ -319,14 +319,6 @@ def _columns(
         if columns[name] not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
     return columns
-
-
-class WorkerError(Exception):
-    """A library's error in a worker, of which only the name is left.
-
-    Ray keeps the text of an error that a task raised until the cluster ends, and its dashboard
-    shows it to anyone with the cluster's token. A library's error may quote a record.
-    """
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """`dpray run` on a Ray of its own, and what a cluster refuses and reports.
 
-Runs on the cluster of RAY_ADDRESS are in `test_faults`, vLLM in an actor too.
+Runs on the cluster of RAY_ADDRESS are in `tests/faults/test_kills.py`, vLLM in an actor too.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from dpray.engines.base import PlainPrompt, Sampling
 from dpray.engines.model_path import BASE_PLACE, absolute_model
 from dpray.engines.requests import Request, ask_until_accepted
 from dpray.engines.text import TextCodec
-from dpray.io.files import disk_is_full, make_private, sha256_of, sync_all, write_durably
+from dpray.io.files import make_private, sha256_of, sync_all, write_durably
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
 from dpray.methods.dp_sgd.plan import DpSgdPlan
@@ -41,13 +41,13 @@ from dpray.methods.dp_sgd.training.token_files import (
     write_shard,
 )
 from dpray.methods.dp_sgd.training.training import OnStep, ReferenceTrainer, Training, train_here
-from dpray.runs.folder import CHECKPOINTS, DISK_FULL, MODEL, RAY_TRAIN, TOKENS
+from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
 from dpray.runs.plan import privacy_unit
 from dpray.runs.privacy_report import NOT_COVERED, model_name
 from dpray.runs.session import Release, Session
-from dpray.types import Budget, BudgetRefused, DprayError, Resumable
-from dpray.workers.cluster import ended_for_memory, own_errors
+from dpray.types import Budget, BudgetRefused, DprayError
 from dpray.workers.engine import gpus_of_rank, with_absolute_model
+from dpray.workers.failures import own_errors
 from dpray.workers.placement import run_placement
 from dpray.workers.rows import (
     WITH_COLUMNS,
@@ -99,18 +99,8 @@ def train(session: DpSgdSession) -> dict[str, Any]:
     tuned, steps = tuned_folder(session), session.plan.method.steps
     shutil.rmtree(tuned, ignore_errors=True)
     session.show("loading the model", 0, steps)
-    try:
-        run_training(
-            session, training_of(session), lambda t: session.show("training steps", t, steps)
-        )
-        sync_all(tuned)
-    except Exception as error:
-        # Unlike other mechanisms, repeated steps are charged again: the unit need not fail.
-        if ended_for_memory(error):
-            raise Resumable("Ray ended a rank for want of memory") from error
-        if disk_is_full(error):
-            raise Resumable(DISK_FULL) from error
-        raise
+    run_training(session, training_of(session), lambda t: session.show("training steps", t, steps))
+    sync_all(tuned)
     return {"files": hashes(released_folder(session))}
 
 
