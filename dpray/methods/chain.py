@@ -213,7 +213,8 @@ def release(session: Session[Any]) -> Release:
         written: Release = load_module(name, "release").release(session)
     # An interrupted training is charged for more steps than it was planned with.
     session.plan, session.on_progress = replace(plan, first=run.plan, second=session.plan), show
-    return replace(written, report=written.report | {"first": measured.report})
+    report = written.report.model_copy(update={"first": measured.report})
+    return replace(written, report=report)
 
 
 def as_run(session: Session[Any], plan: Plan) -> Plan:

@@ -43,7 +43,8 @@ from dpray.methods.dp_sgd.training.token_files import (
 from dpray.methods.dp_sgd.training.training import OnStep, ReferenceTrainer, Training, train_here
 from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
 from dpray.runs.plan import privacy_unit
-from dpray.runs.privacy_report import NOT_COVERED, model_name
+from dpray.runs.privacy_report import MethodPart, Steps
+from dpray.runs.released import model_name
 from dpray.runs.session import Release, Session
 from dpray.types import Budget, BudgetRefused, DprayError
 from dpray.workers.engine import gpus_of_rank, with_absolute_model
@@ -286,20 +287,16 @@ def to_record(text: str, values: Mapping[str, str], data: DataConfig) -> dict[st
     return record | ({"control": control} if control else {})
 
 
-def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> dict[str, Any]:
+def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> MethodPart:
     """Return DP-SGD's part of the privacy report, for all steps that were charged."""
     plan, method = session.plan, session.plan.method
-    return {
-        "calls": session.calls,
-        "llm_calls": plan.settings.records,
-        "noise_multiplier": plan.noise_multiplier,
-        "model": dict(files),
-        "steps": {
-            "planned": method.steps,
-            "repeated": repeated,
-            "charged": method.steps + method.repeats,
-        },
-        "sampling": {
+    return MethodPart(
+        calls=session.calls,
+        llm_calls=plan.settings.records,
+        noise_multiplier=plan.noise_multiplier,
+        model=dict(files),
+        steps=Steps(planned=method.steps, repeated=repeated, charged=method.steps + method.repeats),
+        sampling={
             "batches": "Poisson: every unit joins a step's batch with probability "
             f"{method.mechanism.sampling_probability:g}, independently, and brings one record",
             "control_values": {name: dict(shares) for name, shares in plan.shares.items()},
@@ -309,11 +306,11 @@ def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> di
             "private_texts": plan.cut,
             "texts": "ordinary sampling from the tuned model: post-processing",
         },
-        "not_covered": [*NOT_COVERED, *([] if plan.config.not_private else [SUM_ROUNDING])],
-        "noise_source": "none: this run is not private"
+        not_covered=[] if plan.config.not_private else [SUM_ROUNDING],
+        noise_source="none: this run is not private"
         if plan.config.not_private
         else f"{NOISE_SOURCE}; rounded to float32",
-    }
+    )
 
 
 def tokens_folder(session: DpSgdSession) -> Path:

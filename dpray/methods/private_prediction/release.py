@@ -21,7 +21,7 @@ from dpray.methods.private_prediction.decoder import MOST_COPIES, BatchDecoder
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY
-from dpray.runs.privacy_report import NOT_COVERED
+from dpray.runs.privacy_report import BatchCounts, MethodPart, Numerics, Tokens
 from dpray.runs.session import Release, Session
 from dpray.types import DprayError, RunFailed
 from dpray.workers.groups import (
@@ -252,34 +252,33 @@ class Totals:
         return ", ".join(words)
 
 
-def report(session: BatchSession, decoded: Totals) -> dict[str, Any]:
+def report(session: BatchSession, decoded: Totals) -> MethodPart:
     """Return private prediction's part of the privacy report."""
     plan, settings, data = session.plan, session.plan.settings, session.config.data
     copies = f"of each text with its label, {MOST_COPIES} are used at most"
     if data.unit is not None or not plan.disjoint:
         copies = "a unit's records are bounded, copies of one text are not"
-    counts = batch_counts(session)
     warnings = rounding_warnings(session.config.engine.dtype, decoded.row_variation)
-    return {
-        "batches": counts | {"missing": counts["published"] - decoded.batches},
-        "tokens": {"total": decoded.tokens, "private": decoded.private_tokens},
-        "llm_calls": decoded.examples * (settings.expected_batch_size + 1),
-        "sampling": {
+    return MethodPart(
+        batches=batch_counts(session, decoded),
+        tokens=Tokens(total=decoded.tokens, private=decoded.private_tokens),
+        llm_calls=decoded.examples * (settings.expected_batch_size + 1),
+        sampling={
             "batches": f"{DISJOINT if plan.disjoint else POISSON}; expected size "
             f"{settings.expected_batch_size}",
             "copies": copies,
             "tokens": describe_draw(settings),
             "candidates": CANDIDATES if plan.settings.candidates != "all" else "all tokens",
         },
-        "numerics": {"dtype": session.config.engine.dtype, "row_variation": decoded.row_variation},
-        "public_inputs": {
+        numerics=Numerics(dtype=session.config.engine.dtype, row_variation=decoded.row_variation),
+        public_inputs={
             "template": settings.template,
             "few_shot": settings.few_shot,
             "schema": settings.schema,
         },
-        "not_covered": [*NOT_COVERED, *warnings],
-        "noise_source": f"{NOISE_SOURCE}; a fresh key for every text",
-    }
+        not_covered=warnings,
+        noise_source=f"{NOISE_SOURCE}; a fresh key for every text",
+    )
 
 
 def describe_draw(settings: PrivatePredictionSettings) -> str:
@@ -300,11 +299,13 @@ def describe_draw(settings: PrivatePredictionSettings) -> str:
     return words
 
 
-def batch_counts(session: BatchSession) -> dict[str, int]:
+def batch_counts(session: BatchSession, decoded: Totals) -> BatchCounts:
     plan, ledger, key = session.plan, session.ledger, session.charge_key()
-    return {
-        "total": plan.batches.num_batches,
-        "published": sum(is_batch(unit) for unit, _ in ledger.published(key)),
-        "repeated": sum(map(is_batch, ledger.repeated(key))),
-        "failed": ledger.counts(key)["failed"],
-    }
+    published = sum(is_batch(unit) for unit, _ in ledger.published(key))
+    return BatchCounts(
+        total=plan.batches.num_batches,
+        published=published,
+        repeated=sum(map(is_batch, ledger.repeated(key))),
+        failed=ledger.counts(key)["failed"],
+        missing=published - decoded.batches,
+    )

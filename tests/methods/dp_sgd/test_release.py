@@ -20,7 +20,7 @@ from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
 from dpray.methods.dp_sgd.training.step import SUM_ROUNDING
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer
-from dpray.runs.privacy_report import model_name
+from dpray.runs.released import model_name
 from tests.workers.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
