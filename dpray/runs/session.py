@@ -5,7 +5,7 @@
             noisy = session.publish_once("votes", noisy_counts, shards)
         with session.language_model() as ask:
             texts = ask(requests(noisy))
-        return Release([{"text": text} for text in texts], {"llm_calls": len(texts)})
+        return Release([{"text": text} for text in texts], MethodPart(noise_source="..."))
 
 `release` runs from top to bottom, and from the top again after a crash: what it published is there
 then, what the language model answered is in a cache, and all else is computed again.
@@ -36,6 +36,7 @@ from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
 from dpray.runs.folder import ReleaseFolder
 from dpray.runs.plan import Plan, label_histogram
+from dpray.runs.privacy_report import Calls, MethodPart
 from dpray.types import (
     AlreadyPublished,
     DprayError,
@@ -70,7 +71,7 @@ class Release:
     part of the privacy report. The files in the folder `model` are released with the report."""
 
     records: Iterable[dict[str, Any]]
-    report: dict[str, Any]
+    report: MethodPart
     model: Path | None = None
 
 
@@ -388,9 +389,9 @@ class Session(Generic[P]):
         return CallCache(self.folder.private / CALLS)
 
     @property
-    def calls(self) -> dict[str, int]:
+    def calls(self) -> Calls:
         """Return the calls and tokens of the language model in all attempts at the run."""
-        return self._calls.totals()
+        return Calls(**self._calls.totals())
 
     def close(self) -> None:
         """Close the engine that nobody took."""

@@ -44,11 +44,11 @@ from dpray.workers.engine import build_engine
 from dpray.workers.failures import (
     EndedForMemory,
     Kind,
+    WorkerError,
     find_error,
     is_own_failure,
     kind_of,
 )
-from dpray.workers.rows import WorkerError
 
 # What Ray 2.60 says of a process that its memory monitor ended.
 ENDED = "1 worker(s) were killed due to the node running low on memory. Memory on the node was 9GB"

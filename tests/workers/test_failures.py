@@ -16,8 +16,8 @@ from ray.exceptions import RayTaskError
 from dpray.methods.dp_sgd.training import ranks
 from dpray.types import DprayError, InputError
 from dpray.workers import rows
-from dpray.workers.failures import find_error, own_errors
-from dpray.workers.rows import WorkerError, without_words
+from dpray.workers.failures import WorkerError, find_error, own_errors
+from dpray.workers.rows import without_words
 from dpray.workers.shards import ShardActor
 
 WORD = "Marlowe"
