@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dpray.io.files import read_json
-from dpray.report.card import RECORDS, REPORT, Release
+from dpray.report.card import RECORDS, Release
 from dpray.report.page import PAGE
 from dpray.runs.folder import MODEL, TABLES
+from dpray.runs.privacy_report import REPORT
 from dpray.types import InputError
 
 FILES = (RECORDS, *TABLES, REPORT, PAGE, "run.json")
@@ -50,7 +51,7 @@ def log_run(folder: Path, mlflow: Any) -> None:
         raise InputError(f"{folder}: this run is not finished")
     with mlflow.start_run(run_name=f"{release.name} {run['run_id'][:8]}"):
         mlflow.log_params(parameters(run))
-        mlflow.log_metrics(numbers(release.report))
+        mlflow.log_metrics(numbers(release.report.to_json()))
         for name in FILES:
             if (folder / name).exists():
                 mlflow.log_artifact(str(folder / name))

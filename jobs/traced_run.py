@@ -22,6 +22,7 @@ from to_mlflow import numbers
 import dpray
 from dpray.cli import interrupt_on_sigterm, show_error
 from dpray.commands.run import show_run
+from dpray.runs.privacy_report import parse_report
 from dpray.terminal import Terminal
 
 
@@ -63,7 +64,7 @@ def run_traced(arguments: list[str], tracer: Tracer) -> int:
         made = dpray.run(config, activities.show)
         code = 0
         run.set_attributes({f"dpray.{name}": n for name, n in numbers(made.report).items()})
-        show_run(made.report, Path(config.output.path), Terminal())
+        show_run(parse_report(made.report), Path(config.output.path), Terminal())
     except (Exception, KeyboardInterrupt) as error:
         code = show_error(error)
     finally:

@@ -15,7 +15,9 @@ from dpray.cli import run_command
 from dpray.commands.demo import _show_records
 from dpray.commands.ledger import show_budgets
 from dpray.commands.run import show_run
+from dpray.runs.privacy_report import parse_report
 from dpray.terminal import Terminal, printable
+from tests.report.reports import a_report
 
 NAMES = [
     "[/bold]",
@@ -50,11 +52,9 @@ BUDGET = {"epsilon": 1.0, "delta": 1e-6}
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_runs_end(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    report = {
-        "records": 1, "not_private": False, "epsilon": 1.0, "delta": 1e-6, "privacy_unit": name,
-        "ledger": {"dataset": name, "left": BUDGET, "made_by_this_run": True},
-    }  # fmt: skip
-    show_run(report, Path("out", name), Terminal())
+    ledger = a_report()["ledger"] | {"dataset": name, "made_by_this_run": True}
+    report = a_report(privacy_unit=name, ledger=ledger)
+    show_run(parse_report(report), Path("out", name), Terminal())
     assert told(capsys).count(printable(name).rpartition("//")[2]) == 4
 
 

@@ -22,6 +22,7 @@ from dpray.io.files import read_json, refuse_cloud, write_durably
 from dpray.methods.config import load_config
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.report.tables import plus_minus
+from dpray.runs.privacy_report import parse_report
 from dpray.terminal import Terminal, printable, titled_table
 
 EVALUATED = 600
@@ -91,7 +92,7 @@ def demo(
         typer.echo(json.dumps(report | {"output": str(out), "evaluation": evaluation}))
         return
     _show_records(out, console)
-    show_run(report, out, console)
+    show_run(parse_report(report), out, console)
     _show_use(evaluation, console)
     console.print(
         f"The page with the evaluation, not for release if the data is real: {private_page}",

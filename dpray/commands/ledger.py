@@ -11,10 +11,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.io.files import read_json, refuse_cloud
+from dpray.io.files import refuse_cloud
 from dpray.ledger.chain import now
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.store import parse_url
+from dpray.runs.privacy_report import REPORT, LedgerEntry, read_report
 from dpray.terminal import Terminal, printable
 from dpray.types import Budget, InputError, MissingLedger
 
@@ -167,10 +168,10 @@ def export(ledger: Url, as_json: AsJson = False) -> None:
 
 def _last_entry(run_dir: Path) -> tuple[str, int, str]:
     """Return data set, sequence number and hash of a run's last ledger entry, from its report."""
-    place = read_json(run_dir / "privacy_report.json").get("ledger") or {}
-    match place:
-        case {"dataset": str(dataset), "sequence": int(sequence), "head": str(head)} if (
-            dataset.isprintable() and 0 <= sequence < 2**63  # what a database can be asked for
+    entry = read_report(run_dir / REPORT).ledger
+    match entry:
+        case LedgerEntry(dataset=dataset, sequence=int(sequence), head=str(head)) if (
+            dataset.isprintable()  # what a database can be asked for
         ):
             return dataset, sequence, head
     raise InputError(

@@ -17,6 +17,7 @@ from dpray.engines.kv_cache import may_have_gpu
 from dpray.engines.model_path import is_at_hand
 from dpray.io.yaml_text import dump_yaml
 from dpray.report.tables import person_in_words
+from dpray.runs.privacy_report import Guarantee
 from dpray.terminal import Terminal, add_or_remove, progress_bar, titled_table
 from dpray.types import InputError, Progress
 from dpray.workers.placement import needs
@@ -87,7 +88,7 @@ def _plan_one(loaded: Config, as_json: bool) -> None:
     console = Terminal()
     table = Table(title="Plan (no data was opened)", show_header=False, title_justify="left")
     table.add_row("guarantee", _guarantee(summary))
-    table.add_row("a person", person_in_words(summary))
+    table.add_row("a person", person_in_words(Guarantee.model_validate(summary)))
     table.add_row("method", summary["method"]["name"])
     for name, value in made.lines().items():
         table.add_row(name, value)

@@ -13,6 +13,7 @@ import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.config.config import Config
 from dpray.runs.folder import TABLES
+from dpray.runs.privacy_report import PrivacyReport, parse_report
 from dpray.terminal import Terminal, add_or_remove, progress_bar
 
 
@@ -27,7 +28,7 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
     if as_json:
         typer.echo(json.dumps(report | {"output": loaded.output.path}))
     else:
-        show_run(report, Path(loaded.output.path), Terminal())
+        show_run(parse_report(report), Path(loaded.output.path), Terminal())
 
 
 def run_with_progress(config: Config, as_json: bool = False) -> dict[str, Any]:
@@ -36,49 +37,47 @@ def run_with_progress(config: Config, as_json: bool = False) -> dict[str, Any]:
         return dpray.run(config, on_progress).report
 
 
-def show_run(report: dict[str, Any], folder: Path, console: Terminal) -> None:
+def show_run(report: PrivacyReport, folder: Path, console: Terminal) -> None:
     """Print the records, cost and files of a run."""
-    records = Text(f"{report['records']} synthetic records", "bold")
+    records = Text(f"{report.records} synthetic records", "bold")
     console.print(records, _how(report), sep="", soft_wrap=True)
-    if report["not_private"]:
+    ledger = report.ledger
+    if ledger is None:
         console.note("NOT PRIVATE", "bold", "no noise was added; nothing of it may be released")
     else:
         console.print(
-            f"Spent: epsilon {report['epsilon']:.4f}, delta {report['delta']:g} "
-            f"({add_or_remove(report['privacy_unit'])}); left on "
-            f"'{report['ledger']['dataset']}': epsilon {report['ledger']['left']['epsilon']:.4g}, "
-            f"delta {report['ledger']['left']['delta']:.3g}",
+            f"Spent: epsilon {report.epsilon:.4f}, delta {report.delta:g} "
+            f"({add_or_remove(report.privacy_unit)}); left on '{ledger.dataset}': "
+            f"epsilon {ledger.left.epsilon:.4g}, delta {ledger.left.delta:.3g}",
             soft_wrap=True,
         )
-        # Both are missing in reports of older versions.
-        what = "ledger" if report["ledger"].get("made_by_this_run") else ""
-        if report["ledger"].get("budget_by_this_run"):
-            budget = report["ledger"]["budget"]
-            what = f"{what or 'data set'} with a budget of epsilon {budget['epsilon']:g}"
+        what = "ledger" if ledger.made_by_this_run else ""
+        if ledger.budget_by_this_run:
+            what = f"{what or 'data set'} with a budget of epsilon {ledger.budget.epsilon:g}"
         if what:
             words = f"A new {what} was made; releases of this data elsewhere are not counted in it"
             console.print(words, soft_wrap=True)
     files = ["synthetic.jsonl", "privacy_report.html"]
-    if table := report.get("table"):
-        left_out = f"; {table['left_out']} texts are no rows of it" if table["left_out"] else ""
-        console.print(f"The table has {table['rows']} rows{left_out}")
+    if table := report.table:
+        left_out = f"; {table.left_out} texts are no rows of it" if table.left_out else ""
+        console.print(f"The table has {table.rows} rows{left_out}")
         files[1:1] = TABLES
     for name in files:
         console.print(f"  {folder / name}", highlight=False, soft_wrap=True)
 
 
-def _how(report: dict[str, Any]) -> str:
+def _how(report: PrivacyReport) -> str:
     """Describe how the records were made, by the method's counts."""
     words = ""
-    if batches := report.get("batches"):
-        made = " from {published} of {total} batches ({repeated} repeated)"
-        words = made.format_map(batches)
-    if (tokens := report.get("tokens")) and tokens["total"]:
-        share = tokens["private"] / tokens["total"]
-        words += f"; {share:.0%} of {tokens['total']} tokens drew on private texts, with noise"
-    if calls := report.get("calls"):
+    if batches := report.batches:
+        words = f" from {batches.published} of {batches.total} batches"
+        words += f" ({batches.repeated} repeated)"
+    if (tokens := report.tokens) and tokens.total:
+        share = tokens.private / tokens.total
+        words += f"; {share:.0%} of {tokens.total} tokens drew on private texts, with noise"
+    if calls := report.calls:
         words += (
-            f" from {calls['calls']} calls of the language model "
-            f"({calls['prompt_tokens']} tokens read, {calls['completion_tokens']} written)"
+            f" from {calls.calls} calls of the language model "
+            f"({calls.prompt_tokens} tokens read, {calls.completion_tokens} written)"
         )
     return words

@@ -65,10 +65,11 @@ class ChainPlan(Plan):
 
     @property
     def reads(self) -> Reads:
-        """Return the second method's `reads`: the first one reads texts and labels only."""
+        """Return the second method's `reads`: the first one reads texts and labels only, so that
+        the second one's columns are looked at before it begins."""
         found = self.second.reads
         limits = [replace(limit, key=in_chain(limit.key, 1)) for limit in found.token_limits]
-        return replace(found, token_limits=limits)
+        return replace(found, token_limits=limits, checked_first=bool(found.column_values))
 
     def check_embedder(self) -> None:
         self.first.check_embedder()
@@ -212,7 +213,8 @@ def release(session: Session[Any]) -> Release:
         written: Release = load_module(name, "release").release(session)
     # An interrupted training is charged for more steps than it was planned with.
     session.plan, session.on_progress = replace(plan, first=run.plan, second=session.plan), show
-    return replace(written, report=written.report | {"first": measured.report})
+    report = written.report.model_copy(update={"first": measured.report})
+    return replace(written, report=report)
 
 
 def as_run(session: Session[Any], plan: Plan) -> Plan:

@@ -81,7 +81,7 @@ def run(
         plan = make_plan(_as_begun(config))
         release = load_module(config.method.name, "release").release
         with closing(ReleaseFolder(config.output.path)) as folder:
-            return Run(plan, folder, release, on_progress, build).execute()
+            return Run(plan, folder, release, on_progress, build).execute().to_json()
     raise AssertionError("unreachable: `explain_charge` re-raises every error")
 
 

@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
+from huggingface_hub import DatasetCardData
 
 from dpray.evaluation.personal_data import LIMITS, find_patterns, in_words
 from dpray.extras import is_installed
-from dpray.io.files import read_json, sha256_of, write_durably
+from dpray.io.files import sha256_of, write_durably
 from dpray.io.hub import PUSH, check_dataset_name, upload_dataset
 from dpray.io.records import read_rows
-from dpray.report.nist import privacy_sheet
-from dpray.report.page import PAGE, check_complete, odds_of, templates, which_methods, write_report
-from dpray.report.tables import bound
+from dpray.report.answers import Answers, answers_of
+from dpray.report.page import PAGE, templates, write_report
 from dpray.runs.folder import MODEL, TABLES
+from dpray.runs.privacy_report import REPORT, PrivacyReport, read_report
 from dpray.types import InputError, did_you_mean, valid_unicode
 
 HUB = """
@@ -69,7 +69,7 @@ def hub_license(given: str) -> str:
 
 CARD, CROISSANT, SHEET = "README.md", "croissant.json", "nist_sp_800_226.html"
 
-RECORDS, REPORT = "synthetic.jsonl", "privacy_report.json"
+RECORDS = "synthetic.jsonl"
 ROWS, TABLE = TABLES
 
 FIELDS = {
@@ -128,7 +128,7 @@ class Release:
     """The public files of a finished run."""
 
     folder: Path
-    report: Mapping[str, Any]
+    report: PrivacyReport
     name: str
     license: str
 
@@ -138,14 +138,13 @@ class Release:
         private."""
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder")
-        report = read_json(folder / REPORT)
-        check_complete(report)
-        if report["not_private"]:
+        report = read_report(folder / REPORT)
+        if report.not_private:
             raise InputError(
                 f"{folder}: this run is not private, and nothing of it may be released"
             )
-        ledger = report.get("ledger") or {}
-        return Release(folder, report, name or ledger.get("dataset", folder.name), license)
+        known = folder.name if report.ledger is None else report.ledger.dataset
+        return Release(folder, report, name or known, license)
 
     @property
     def has_table(self) -> bool:
@@ -154,6 +153,10 @@ class Release:
     @property
     def has_model(self) -> bool:
         return has_model(self.folder)
+
+    @cached_property
+    def answers(self) -> Answers:
+        return answers_of(self.report)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -193,11 +196,17 @@ def write_card(run_dir: Path, name: str | None, license: str | None) -> list[Pat
     contents = {
         CARD: dataset_card(release),
         CROISSANT: json.dumps(croissant(release), indent=2, ensure_ascii=False) + "\n",
-        SHEET: privacy_sheet(release.report, release.name),
+        SHEET: privacy_sheet(release),
     }
     for file, content in contents.items():
         write_durably(run_dir / file, valid_unicode(content))
     return [run_dir / file for file in contents]
+
+
+def privacy_sheet(release: Release) -> str:
+    """Return the sheet for the questions of NIST SP 800-226 as one HTML page."""
+    template = templates().get_template("nist.html.j2")
+    return template.render(answers=release.answers, name=release.name)
 
 
 def dataset_card(release: Release) -> str:
@@ -206,14 +215,14 @@ def dataset_card(release: Release) -> str:
     if release.has_table:
         # `datasets` reads all configurations of a folder by one builder, here that of JSON.
         configs.append({"config_name": "table", "data_files": ROWS})
-    header = {
-        "pretty_name": release.name,
-        "license": release.license,
-        "annotations_creators": ["machine-generated"],
-        "task_categories": ["text-generation"],
-        "tags": ["synthetic", "differential-privacy", "dpray"],
-        "configs": configs,
-    }
+    header = DatasetCardData(
+        pretty_name=release.name,
+        license=release.license,
+        annotations_creators=["machine-generated"],
+        task_categories=["text-generation"],
+        tags=["synthetic", "differential-privacy", "dpray"],
+        configs=configs,
+    )
     counts, words = _figures_of(release.rows)
     names = dict.fromkeys(name for row in release.rows for name in row)
     matches = None
@@ -221,19 +230,20 @@ def dataset_card(release: Release) -> str:
         matches = "{} ({} texts)".format(
             *in_words(find_patterns(row["text"] for row in release.rows))
         )
-    template = templates(autoescape=False).get_template("card.md.j2")
-    return template.render(
-        header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True),
-        release=release,
-        report=release.report,
-        odds=odds_of(release.report),
-        made_by=which_methods(release.report),
-        fields={name: FIELDS.get(name, "a value of the record") for name in names},
-        counts=counts,
-        words=words,
-        matches=matches,
-        limits=LIMITS,
-        table=TABLE,
+    return (
+        templates()
+        .get_template("card.md.j2")
+        .render(
+            header=header.to_yaml(),
+            release=release,
+            answers=release.answers,
+            fields={name: FIELDS.get(name, "a value of the record") for name in names},
+            counts=counts,
+            words=words,
+            matches=matches,
+            limits=LIMITS,
+            table=TABLE,
+        )
     )
 
 
@@ -261,9 +271,8 @@ def croissant(release: Release) -> dict[str, Any]:
         "@context": CONTEXT,
         "@type": "sc:Dataset",
         "name": release.name,
-        "description": f"{report['records']} synthetic records, differentially private: epsilon "
-        f"{bound(report['epsilon'])}, delta {bound(report['delta'])}, unit: "
-        f"{report['privacy_unit']}.",
+        "description": f"{report.records} synthetic records, differentially private: "
+        f"{release.answers.guarantee}, unit: {report.privacy_unit}.",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "license": release.license,
         "datePublished": datetime.now(UTC).date().isoformat(),
@@ -381,7 +390,7 @@ def released_files(run_dir: Path) -> list[str]:
             raise InputError(f"{path}: a link is not uploaded; put the file itself there")
     of_model: set[Path] = set()
     if has_model(run_dir):
-        named = read_json(run_dir / REPORT).get("model") or {}
+        named = read_report(run_dir / REPORT).model or {}
         of_model = {run_dir / MODEL / name for name in (REPORT, *named)}
     files = (path for path in found if path.parent == run_dir or path in of_model)
     return [path.relative_to(run_dir).as_posix() for path in files if path.is_file()]

@@ -6,7 +6,6 @@ Each is one HTML file that needs no network and no script.
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -19,15 +18,9 @@ from dpray.io.columns import text_of
 from dpray.io.files import read_json, write_durably
 from dpray.io.records import read_rows
 from dpray.report import pictures
-from dpray.report.tables import (
-    SYNTHETIC,
-    at_most,
-    bound,
-    evaluation_tables,
-    number,
-    one_in,
-    person_in_words,
-)
+from dpray.report.answers import answers_of
+from dpray.report.tables import SYNTHETIC, bound, evaluation_tables, number
+from dpray.runs.privacy_report import REPORT, PrivacyReport, read_report
 from dpray.types import InputError, valid_unicode
 
 PAGE = "privacy_report.html"
@@ -37,13 +30,6 @@ RUNS_SHOWN = 200
 
 SAMPLES = 20
 SAMPLES_PER_LABEL = 5
-
-# A report must have these keys: a page that left one out would still look complete.
-REQUIRED = (
-    "epsilon", "delta", "neighboring_relation", "privacy_unit", "contribution_bound", "accountant",
-    "mechanisms", "sampling", "tuning_cost", "public_inputs", "noise_source", "not_covered",
-    "not_private", "records", "method", "versions",
-)  # fmt: skip
 
 # The page shows these sections of the resolved configuration. The others have paths and addresses,
 # and the report itself has `privacy`.
@@ -59,26 +45,26 @@ def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
     """
     if not run_dir.is_dir():
         raise InputError(f"{run_dir}: no such folder")
-    privacy_report = read_json(run_dir / "privacy_report.json")
+    report = read_report(run_dir / REPORT)
     samples = _samples(run_dir / "synthetic.jsonl")
     run = read_json(run_dir / "run.json")
 
     path = run_dir / PAGE
-    page = render_report(privacy_report, samples, None, run, public=True)
+    page = render_report(report, samples, None, run, public=True)
     path.write_text(valid_unicode(page), encoding="utf-8")
 
     evaluation_path = run_dir / "private" / "evaluation.json"
     if public or not evaluation_path.exists():
         return path, None
     evaluation = read_json(evaluation_path)
-    page = render_report(privacy_report, samples, evaluation, run, public=False)
+    page = render_report(report, samples, evaluation, run, public=False)
     private_path = evaluation_path.with_name(PAGE)
     write_durably(private_path, valid_unicode(page), private=True)
     return path, private_path
 
 
 def render_report(
-    privacy_report: Mapping[str, Any],
+    report: PrivacyReport,
     samples: Sequence[Mapping[str, Any]],
     evaluation: Mapping[str, Any] | None,
     run: Mapping[str, Any],
@@ -86,78 +72,43 @@ def render_report(
 ) -> str:
     """Return the page of a run.
 
-    `privacy_report`, `run` and `evaluation` (or None) are the contents of the JSON files with these
-    names; `samples` are synthetic records (`text`, `label`, other public fields). The numbers of
-    `evaluation` are computed from private data. They are in a part of their own, between BEGIN
-    PRIVATE and END PRIVATE, which a `public` page does not have. A public page does not show the
-    iterations of a run that is not private, because their counts have no noise.
+    `run` and `evaluation` (or None) are the contents of the JSON files with these names; `samples`
+    are synthetic records (`text`, `label`, other public fields). The numbers of `evaluation` are
+    computed from private data. They are in a part of their own, between BEGIN PRIVATE and END
+    PRIVATE, which a `public` page does not have. A public page does not show the iterations of a
+    run that is not private, because their counts have no noise.
 
-    Raises InputError that names the missing keys of `privacy_report`, and for files in the format
-    of another version of dpray.
+    Raises InputError for files in the format of another version of dpray.
     """
-    check_complete(privacy_report)
     template = templates().get_template("report.html.j2")
     try:
         return template.render(
-            **_values(privacy_report, public),
+            **_values(report, public),
             samples=samples,
             evaluation=None if public else evaluation,
             tables={} if public else evaluation_tables(evaluation or {}),
             synthetic_row=SYNTHETIC,
-            config=_shown_config(run.get("config", {}), privacy_report["method"]),
+            config=_shown_config(run.get("config", {}), report.method),
         )
     except Exception as error:
         # The error's message may hold a value.
         raise InputError(
-            "privacy_report.json, evaluation.json, run.json: not as this version of dpray writes "
+            "evaluation.json, run.json: not as this version of dpray writes "
             f"them ({type(error).__name__})"
         ) from None
 
 
-def check_complete(report: Mapping[str, Any]) -> None:
-    """Raises InputError that names the missing keys of a privacy report."""
-    if missing := [key for key in REQUIRED if key not in report]:
-        raise InputError(f"privacy_report.json: no {', '.join(missing)}")
-
-
-def _values(report: Mapping[str, Any], public: bool) -> dict[str, Any]:
+def _values(report: PrivacyReport, public: bool) -> dict[str, object]:
     """Return the values that the template shows of a privacy report."""
-    methods = _by_name(report)
-    values: dict[str, Any] = {
-        "report": report,
-        "batches": report.get("batches"),
-        "ledger": report.get("ledger"),
-        "made_by": which_methods(report),
-        "person": person_in_words(report) if "persons" in report else None,
-        "batch_kind": methods.get("private_prediction", {}).get("batches"),
-        "votes": {"selection": "rank"} | methods.get("aug_pe", {}),
-        "iterations": report.get("iterations"),
-        "pictures": pictures,
-    }
-    if public and report["not_private"]:
-        values["iterations"] = None
-    return values | odds_of(report)
-
-
-def which_methods(report: Mapping[str, Any]) -> str:
-    """Return the name of the run's method, or those of a chain."""
-    return ", then ".join(_by_name(report))
-
-
-def _by_name(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {each["name"]: each for each in report["method"].get("methods", [report["method"]])}
-
-
-def odds_of(report: Mapping[str, Any]) -> dict[str, str]:
-    """Return what epsilon and delta say in words: how many times as likely an outcome may be, the
-    extra probability, and how often the best guess is right. Empty for a run without privacy."""
-    epsilon, delta = report["epsilon"], report["delta"]
-    if epsilon is None or delta is None:
-        return {}
+    methods = {method["name"]: method for method in report.methods}
     return {
-        "odds": at_most(math.exp(min(epsilon, 700.0))),
-        "one_in": one_in(delta),
-        "attacker_percent": at_most(100 * attacker_accuracy(epsilon, delta), digits=4),
+        "report": report,
+        "answers": answers_of(report),
+        "ledger": report.ledger,
+        "batch_kind": methods.get("private_prediction", {}).get("batches"),
+        "selection": methods.get("aug_pe", {}).get("selection", "rank"),
+        "iterations": None if public and report.not_private else report.iterations,
+        "pictures": pictures,
     }
 
 
@@ -189,12 +140,12 @@ def render_rehearsal(summary: Mapping[str, Any]) -> str:
     return templates().get_template("rehearsal.html.j2").render(**summary, picture=picture)
 
 
-def templates(autoescape: bool = True) -> Environment:
-    """Return the templates of the pages: every value is escaped as HTML needs it, unless a page is
-    no HTML, and a missing one is an error."""
+def templates() -> Environment:
+    """Return the templates. A missing value is an error, and in a page of HTML every value is
+    escaped."""
     environment = Environment(
         loader=PackageLoader("dpray.report", "templates"),
-        autoescape=autoescape,
+        autoescape=lambda name: name is None or ".html" in name,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -203,18 +154,12 @@ def templates(autoescape: bool = True) -> Environment:
     environment.filters |= {
         "number": number,
         "bound": bound,
+        "json": json.dumps,
         "words": lambda key: key.replace("_", " "),
         # In code, within a cell of a Markdown table.
         "cell": lambda text: " ".join(text.replace("`", "'").replace("|", "/").split()),
     }
     return environment
-
-
-def attacker_accuracy(epsilon: float, delta: float) -> float:
-    """Return the highest probability of guessing whether a unit was in the data, if both answers
-    are equally likely at first: (e^eps + delta) / (e^eps + 1), from the sum of the two inequalities
-    on error rates in Kairouz et al. (2015), Theorem 2.1."""
-    return (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
 
 
 def _shown_config(

@@ -13,6 +13,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from dpray.runs.privacy_report import Iteration
+
 # matplotlib draws in these colours, and `inline` replaces each by the page's variable.
 COLOURS = {
     "#010203": "--ink",
@@ -28,19 +30,19 @@ LOOKS = [*zip("os^Dvphd", 2 * (ACCENT, SECOND, THIRD, INK), strict=True)]
 """The marks and colours of curves, in the order of use."""
 
 
-def iterations_svg(history: Sequence[Mapping[str, Any]]) -> Markup:
+def iterations_svg(history: Sequence[Iteration]) -> Markup:
     """Draw the concentration of the votes, and the lengths of the kept texts, over the iterations.
 
     `dpray.methods.aug_pe.release.iteration_history` makes each entry of `history` from noisy votes.
     """
     with figure_of_the_page(2.6, columns=2) as (figure, (votes, lengths)):
-        steps = [row["iteration"] for row in history]
-        shares = [row["top_tenth_share"] for row in history]
+        steps = [row.iteration for row in history]
+        shares = [row.top_tenth_share for row in history]
         votes.plot(steps, shares, color=ACCENT, marker="o", markersize=4)
         votes.axhline(0.1, color=MUTED, linewidth=0.8, linestyle=":")
         votes.set(title="Votes on the top tenth of the texts", xlabel="iteration", ylim=(0, 1.02))
-        middle = [row["words"]["0.5"] for row in history]
-        low, high = ([row["words"][q] for row in history] for q in ("0.1", "0.9"))
+        middle = [row.words["0.5"] for row in history]
+        low, high = ([row.words[q] for row in history] for q in ("0.1", "0.9"))
         lengths.fill_between(steps, low, high, color=ACCENT, alpha=0.2, linewidth=0)
         lengths.plot(steps, middle, color=ACCENT, marker="o", markersize=4)
         lengths.set(title="Words of the kept texts", xlabel="iteration")

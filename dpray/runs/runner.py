@@ -31,7 +31,8 @@ from dpray.runs.call_cache import CALLS
 from dpray.runs.failures import OtherPlan, release_with_repeats
 from dpray.runs.folder import CONFIG, ReleaseFolder
 from dpray.runs.plan import Plan, privacy_unit
-from dpray.runs.privacy_report import DIGEST, privacy_report, public_config, versions
+from dpray.runs.privacy_report import REPORT, PrivacyReport, TableCounts, read_report
+from dpray.runs.released import DIGEST, privacy_report, public_config, versions
 from dpray.runs.session import Release, Session
 from dpray.runs.table import write_table
 from dpray.types import (
@@ -49,7 +50,7 @@ from dpray.workers.engine import BuildEngine, gpus_of_cluster, resolve_gpus
 from dpray.workers.engine_pool import check_loads
 from dpray.workers.metrics import no_metrics, ray_metrics
 from dpray.workers.placement import placed
-from dpray.workers.rows import check_first_records
+from dpray.workers.rows import check_first_records, hash_files
 
 DATA_FINGERPRINT = "data.sha256"
 
@@ -90,7 +91,7 @@ class Run:
         kept = folder.private / CONFIG
         self.config_before = read_json(kept, "output.path") if kept.exists() else None
 
-    def execute(self) -> dict[str, Any]:
+    def execute(self) -> PrivacyReport:
         """Run the plan, or go on with it, and return the privacy report.
 
         Raises InputError, BudgetRefused before the data is opened, and Resumable.
@@ -99,8 +100,7 @@ class Run:
         if self.run["state"] == "finished":
             self._check_same_configuration(has_begun=True)
             self.folder.remove_work()  # it may have been cut off just before
-            report: dict[str, Any] = self.folder.read_json("privacy_report.json")
-            return report
+            return read_report(self.folder.root / REPORT)
         is_charged = self.run["state"] == "reserved"
         if not is_charged:
             self._try_charge()
@@ -112,7 +112,7 @@ class Run:
                 place.enter_context(placed(self.plan.config, self.on_progress, not is_charged))
             return self._charge_and_release(is_charged)
 
-    def _charge_and_release(self, is_charged: bool) -> dict[str, Any]:
+    def _charge_and_release(self, is_charged: bool) -> PrivacyReport:
         engine = None
         if not is_charged:
             self.plan.check_embedder()
@@ -243,7 +243,7 @@ class Run:
             self.on_progress(Progress("hashing files", round(100 * share), 100))
 
         show(0.0)
-        digests = file_digests(config.data.path, show)
+        digests = (hash_files if self.on_ray else file_digests)(config.data.path, show)
         found = fingerprint(digests)
         if not has_begun:
             self.run["unit_names"] = UNIT_NAMES
@@ -395,18 +395,20 @@ class Run:
                 session.metrics.charged(account.budget, account.spent)
             yield session
 
-    def _finish(self, session: Session[Any], release: Release) -> dict[str, Any]:
+    def _finish(self, session: Session[Any], release: Release) -> PrivacyReport:
         stamp = {"not_private": True} if self.plan.config.not_private else {}
         session.show("writing the release")
         records = self.folder.assemble(record | stamp for record in release.records)
+        table: dict[str, TableCounts] = {}
         if self.plan.config.data.is_table:
-            release.report["table"] = write_table(self.folder.synthetic, self.plan.config.data)
+            table["table"] = write_table(self.folder.synthetic, self.plan.config.data)
         # Before the report, which names the entry that closes the run.
         session.ledger.commit(self.run_id)
         report = privacy_report(session, self.run, release.report, records)
+        report = report.model_copy(update=table)
         if release.model is not None:
-            self.folder.release_model(release.model, report)
-        self.folder.write_json("privacy_report.json", report)
+            self.folder.release_model(release.model, report.to_json())
+        self.folder.write_json(REPORT, report.to_json())
         self._write_run("finished")
         self.folder.remove_work()
         return report

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from dpray.config.config import DataConfig
 from dpray.io.files import sync, write_durably
 from dpray.runs.folder import TABLES
+from dpray.runs.privacy_report import TableCounts
 from dpray.types import valid_unicode
 
 CHUNK = 10_000
@@ -32,7 +33,7 @@ deeply than Parquet is read."""
 Rows = Iterable[dict[str, Any]]
 
 
-def write_table(synthetic: Path, data: DataConfig) -> dict[str, int]:
+def write_table(synthetic: Path, data: DataConfig) -> TableCounts:
     """Write the table of the records in the file `synthetic` next to it. Return the numbers of
     `rows`, and of records that are `left_out`: without a schema a text may not parse as a row."""
     table, parquet = map(synthetic.with_name, TABLES)
@@ -51,7 +52,7 @@ def write_table(synthetic: Path, data: DataConfig) -> dict[str, int]:
 
     write_durably(table, lines())
     _write_parquet(table, parquet)
-    return counts
+    return TableCounts(**counts)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:

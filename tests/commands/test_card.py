@@ -12,7 +12,6 @@ import yaml
 from dpray.commands.card import card
 from dpray.evaluation.personal_data import LIMITS
 from dpray.report.card import CARD, CROISSANT, SHEET, hub_license, license_there, write_card
-from dpray.report.nist import answers
 from dpray.types import InputError
 from tests.report.browser import needs_browser, rendered_in_silence
 from tests.report.reports import ATTACK, a_report
@@ -78,16 +77,27 @@ def test_a_changed_file_no_longer_fits_the_metadata(run_dir):
         list(mlcroissant.Dataset(str(run_dir / CROISSANT)).records("records"))
 
 
-def test_the_sheet_answers_from_the_report_and_leaves_the_rest_to_the_owner():
-    parts = answers(a_report())
-    said = {each.question: each for part in parts.values() for each in part}
-    assert "delta times" not in said["How large are epsilon and delta?"].answer
-    assert "record by record" not in said["Who or what is one unit?"].answer
-    by_record = answers(a_report(privacy_unit="record"))
-    of_record = " ".join(each.answer for part in by_record.values() for each in part)
-    assert "record by record" in of_record and "delta times records is 0.004" in of_record
-    left = [each.question for each in said.values() if each.source is None]
-    assert len(left) == 4 and all(not said[question].answer for question in left)
+def test_the_sheet_answers_from_the_report_and_leaves_the_rest_to_the_owner(run_dir):
+    def sheet(**changes):
+        (run_dir / "privacy_report.json").write_text(json.dumps(a_report(**changes)))
+        write_card(run_dir, None, "unknown")
+        return " ".join(Visible((run_dir / SHEET).read_text()).text.split())
+
+    by_patient, by_record = sheet(), sheet(privacy_unit="record")
+    assert "epsilon 3.98765, delta 1e-6, both upper bounds. from: epsilon, delta" in by_patient
+    assert "delta times" not in by_patient and "record by record" not in by_patient
+    assert "record by record" in by_record and "delta times records is 0.004" in by_record
+    assert by_patient.count("For you to answer:") == 4 and "Questions left to you 4" in by_patient
+    assert "labels: cardiology, dermatology; public size: 4000 from: public_inputs" in by_patient
+
+
+def test_the_card_and_the_sheet_give_the_same_answers(run_dir):
+    write_card(run_dir, None, "unknown")
+    card, sheet = (run_dir / CARD).read_text(), Visible((run_dir / SHEET).read_text()).text
+    for text in (card, sheet):
+        told = " ".join(text.split())
+        assert "at most 54 times as likely" in told and "1 in 1,000,000" in told
+        assert "at most 98.18 % of the time" in told
 
 
 @needs_browser

@@ -18,7 +18,7 @@ from dpray.accounting.events import DiscreteLaplace, ExponentialMechanism, Gauss
 from dpray.commands.plan import _mechanism_in_words, _place_in_words
 from dpray.methods.config import parse_config
 from dpray.report.tables import person_in_words
-from dpray.runs.plan import group_delta
+from dpray.runs.plan import group_delta, guarantee_of
 
 
 def test_mechanisms_are_named_in_words() -> None:
@@ -58,7 +58,7 @@ def test_a_plan_says_what_the_guarantee_is_for_a_person(
             **sequences | {"privacy__epsilon": 1.0, "privacy__delta": 1e-6, "data__unit": unit}
         )
     )
-    assert words in person_in_words(dpray.plan(config).summary())
+    assert words in person_in_words(guarantee_of(dpray.plan(config)))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from dpray.ledger.ledger import Ledger
 from dpray.ledger.queries import entries
 from dpray.types import Budget, LedgerConflict, LedgerError
 from tests.ledger.charges import ASKED, BUDGET, STATED_FOR, TENTH, reserve
+from tests.report.reports import a_report
 
 
 @pytest.fixture
@@ -47,7 +48,8 @@ def report_of(ledger: Ledger, key: str, folder: Path) -> Path:
     last = ledger.last_commit(key)
     folder.mkdir()
     place = {"dataset": last.dataset, "sequence": last.seq, "head": last.hash}
-    (folder / "privacy_report.json").write_text(json.dumps({"ledger": place}))
+    report = a_report(ledger=a_report()["ledger"] | place)
+    (folder / "privacy_report.json").write_text(json.dumps(report))
     return folder
 
 
@@ -137,21 +139,28 @@ def test_who_has_seen_less_than_the_ledger_holds_goes_on(ledger: Ledger, url: st
 
 
 @pytest.mark.parametrize(
-    "report",
+    ("place", "said"),
     [
-        {"ledger": {"dataset": "notes", "reservation": "run-1"}},
-        {"ledger": {"dataset": "notes", "sequence": "2", "head": "x"}},
-        {"ledger": {"dataset": "notes", "sequence": 10**30, "head": "x"}},
-        {"ledger": {"dataset": "\ud800", "sequence": 1, "head": "x"}},
-        {"not_private": True},
+        ({}, "does not name the run's last entry"),
+        (None, "does not name the run's last entry"),
+        ({"sequence": "two", "head": "x"}, "ledger.sequence is not as dpray writes it"),
+        ({"sequence": 10**30, "head": "x"}, "ledger.sequence is not as dpray writes it"),
+        ({"dataset": "\ud800", "sequence": 1, "head": "x"}, "does not name the run's last"),
+        ({"dataset": "\x1b[2J", "sequence": 1, "head": "x"}, "does not name the run's last"),
     ],
 )
 def test_a_report_without_its_place_is_named(
-    ledger: Ledger, url: str, tmp_path: Path, report: object, capfd: pytest.CaptureFixture[str]
+    ledger: Ledger,
+    url: str,
+    tmp_path: Path,
+    place: dict[str, object] | None,
+    said: str,
+    capfd: pytest.CaptureFixture[str],
 ):
+    report = a_report(ledger=None if place is None else a_report()["ledger"] | place)
     (tmp_path / "privacy_report.json").write_text(json.dumps(report))
     assert verify(url, tmp_path) == 2
-    assert "does not name the run's last entry" in capfd.readouterr().err
+    assert said in capfd.readouterr().err
 
 
 def test_the_last_commit_is_a_runs_last_entry(ledger: Ledger):

@@ -9,7 +9,12 @@ ROW = {"accuracy": ACCURACY, "macro_f1": ACCURACY, "train_records": 412}
 LENGTHS = {"mean": 41.5, "quantiles": {"0.05": 12.0, "0.5": 38.0, "0.95": 88.0}}
 
 
+def _cost(rho):
+    return {"epsilon_alone": 3.9, "delta": 1e-6, "bound": "zcdp", "zcdp_rho": rho}
+
+
 def a_report(**changes):
+    """The JSON of a report as dpray 0.1.0 wrote it, with the repeats of later ones."""
     report = {
         "epsilon": 3.98765,
         "delta": 1e-6,
@@ -17,8 +22,8 @@ def a_report(**changes):
         "privacy_unit": "patient (column patient_id)",
         "contribution_bound": 3,
         "accountant": {
-            "name": "zCDP",
-            "version": "dp-accounting 0.6.0",
+            "name": "dpray over dp-accounting",
+            "version": "0.6.0",
             "bound": "Canonne et al. 2020, Theorem 1",
         },
         "mechanisms": [
@@ -26,16 +31,16 @@ def a_report(**changes):
                 "name": "exponential_mechanism",
                 "parameters": {"clip_bound": 10.0, "batch_size": 255, "temperature": 2.0},
                 "count": 2600,
-                "cost": {"rho": 0.49981},
+                "cost": _cost(0.49981),
             },
             {
                 "name": "above_threshold",
                 "parameters": {"threshold": 0.5, "noise": 0.2},
                 "count": 2600,
-                "cost": {"rho": 0.0021},
+                "cost": _cost(0.0021),
             },
         ],
-        "sampling": "records are hashed to batches by unit id; no subsampling amplification",
+        "sampling": {"batches": "records are hashed to batches by unit id; no amplification"},
         "tuning_cost": "none: parameters were chosen on public data",
         "public_inputs": {"labels": ["cardiology", "dermatology"], "public_size": 4000},
         "noise_source": "ChaCha20 keyed with 256 bits from the operating system",

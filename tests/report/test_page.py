@@ -5,15 +5,17 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dpray.report.page import REQUIRED, attacker_accuracy, render_report
+from dpray.report.answers import attacker_accuracy
+from dpray.report.page import render_report
 from dpray.report.tables import at_most, bound, one_in
+from dpray.runs.privacy_report import PrivacyReport, parse_report
 from dpray.types import InputError
 from tests.report.reports import ATTACK, RUN, SAMPLES, a_report, an_evaluation
 
 
 def page(public=False, evaluation=True, samples=SAMPLES, **changes):
     measured = an_evaluation() if evaluation else None
-    return render_report(a_report(**changes), samples, measured, RUN, public)
+    return render_report(parse_report(a_report(**changes)), samples, measured, RUN, public)
 
 
 class Visible(HTMLParser):
@@ -38,6 +40,7 @@ class Visible(HTMLParser):
             self.texts.append(data)
 
 
+COST = "2,600 epsilon alone 3.9 delta 1e-6 bound zcdp"
 STATED = (
     "patient (column patient_id)",
     "add or remove one",
@@ -45,12 +48,12 @@ STATED = (
     "Contribution bound 3 records of one privacy unit, at most",
     "3.98765",
     "1e-6",
-    "zCDP",
-    "dp-accounting 0.6.0",
+    "dpray over dp-accounting",
+    "0.6.0",
     "Canonne et al. 2020, Theorem 1",
-    "exponential mechanism clip bound 10 batch size 255 temperature 2 2,600 rho 0.49981",
-    "above threshold threshold 0.5 noise 0.2 2,600 rho 0.0021",
-    "records are hashed to batches by unit id; no subsampling amplification",
+    f"exponential mechanism clip bound 10 batch size 255 temperature 2 {COST} zcdp rho 0.49981",
+    f"above threshold threshold 0.5 noise 0.2 {COST} zcdp rho 0.0021",
+    "records are hashed to batches by unit id; no amplification",
     "none: parameters were chosen on public data",
     "labels cardiology, dermatology public size 4,000",
     "ChaCha20 keyed with 256 bits from the operating system",
@@ -114,12 +117,40 @@ def test_bounds_are_rounded_up():
     assert attacker_accuracy(1000.0, 1e-6) == 1.0
 
 
+REQUIRED = [name for name, field in PrivacyReport.model_fields.items() if field.is_required()]
+
+
 @pytest.mark.parametrize("key", REQUIRED)
 def test_a_report_that_leaves_something_out_is_refused(key):
     report = a_report()
     del report[key]
-    with pytest.raises(InputError, match=f"^privacy_report.json: no {key}$"):
-        render_report(report, SAMPLES, None, RUN, False)
+    with pytest.raises(InputError, match=f"^privacy_report.json: no {key};"):
+        parse_report(report)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ledger": {"dataset": "notes"}}, "no ledger.url_kind, ledger.reservation, ledger.budget"),
+        ({"epsilon": "secret"}, "epsilon is not as dpray writes it"),
+        ({"epsilon": None}, "not_private is not as"),
+        (
+            {"mechanisms": [{"name": "x", "parameters": [], "count": 1, "cost": {}}]},
+            "no mechanisms.0",
+        ),
+        ({"method": "aug_pe"}, "method is not as"),
+        ({"method": {"methods": ["x"]}}, "method is not as"),
+    ],
+)
+def test_a_broken_report_is_refused_by_its_key(changes, said):
+    with pytest.raises(InputError, match=f"^privacy_report.json: {said}") as caught:
+        parse_report(a_report(**changes))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_report_is_written_as_it_was_read():
+    assert parse_report(a_report()).to_json() == a_report()
+    assert parse_report(a_report(of_later_versions=1)).to_json() == a_report()
 
 
 def test_the_ledger_bar_has_a_text_alternative():
@@ -178,6 +209,7 @@ def test_a_run_that_is_not_private_says_so_first():
 HISTORY = [
     {
         "iteration": 1, "population": 28, "kept": 7, "top_tenth_share": 0.4321,
+        "effective_texts": 5.1,
         "words": {"0.1": 3.0, "0.5": 5.0, "0.9": 8.0},
     }
 ]  # fmt: skip
@@ -213,7 +245,7 @@ def test_a_run_without_ledger_batches_or_records_has_a_page():
     report = a_report(records=0, mechanisms=[], not_covered=[])
     del report["ledger"], report["batches"]
 
-    text = Visible(render_report(report, [], None, {}, True)).text
+    text = Visible(render_report(parse_report(report), [], None, {}, True)).text
 
     assert "No record was released." in text and "No private record was used." in text
     assert "Budget" not in text and "Batches" not in text
@@ -223,7 +255,5 @@ def test_files_of_another_version_are_refused_without_their_content():
     given = [an_evaluation() | {name: {"records": "secret"}} for name in ("fidelity", "lengths")]
     for evaluation in given:
         with pytest.raises(InputError, match="not as this version of dpray writes") as caught:
-            render_report(a_report(), SAMPLES, evaluation, RUN, False)
+            render_report(parse_report(a_report()), SAMPLES, evaluation, RUN, False)
         assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(InputError, match="not as this version"):
-        render_report(a_report(ledger={"dataset": "notes"}), SAMPLES, None, RUN, True)

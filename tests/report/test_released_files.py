@@ -20,7 +20,7 @@ from dpray.methods import registry
 from dpray.methods.config import parse_config
 from dpray.report.card import CROISSANT, released_files, write_card
 from dpray.report.page import write_report
-from dpray.runs.privacy_report import model_name
+from dpray.runs.released import model_name
 from dpray.types import Progress
 from dpray.workers import shards
 from tests.engines.kept import Kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpray.runs.privacy_report import model_name
+from dpray.runs.released import model_name
 from dpray.runs.runner import changed_files
 
 

@@ -18,6 +18,7 @@ from dpray.engines.requests import Ask
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
+from dpray.runs.privacy_report import Iteration, MethodPart
 from dpray.runs.session import Release, Session
 from dpray.types import Progress
 from dpray.workers.engine_pool import on_pool
@@ -115,34 +116,34 @@ def side_by_side(config: Config) -> Config:
     return config.model_copy(update={"runtime": runtime})
 
 
-def report(session: AugPeSession, done: Sequence[Checkpoint]) -> dict[str, Any]:
+def report(session: AugPeSession, done: Sequence[Checkpoint]) -> MethodPart:
     plan = session.plan
     noise = "get no noise" if plan.config.not_private else "get noise once, in one place"
-    return {
-        "calls": session.calls,
-        "llm_calls": plan.method.llm_calls,
-        "noise_multiplier": plan.noise_multiplier,
-        "iterations": [
+    return MethodPart(
+        calls=session.calls,
+        llm_calls=plan.method.llm_calls,
+        noise_multiplier=plan.noise_multiplier,
+        iterations=[
             iteration_history(checkpoint, plan.method.kept(checkpoint, session.salt))
             for checkpoint in done
         ],
-        "sampling": {
+        sampling={
             "votes": "each private record votes in an iteration for the nearest text of its label; "
             f"all counts {noise}",
             "embeddings": "to vote, each private text is embedded by itself; the language model, "
             "which varies the texts that are voted on, reads none",
         },
-        "public_inputs": {
+        public_inputs={
             "template": plan.settings.template,
             "embedder": session.config.embedder.model,
         },
-        "noise_source": "none: this run is not private"
+        noise_source="none: this run is not private"
         if plan.config.not_private
         else INTEGER_NOISE_SOURCE,
-    }
+    )
 
 
-def iteration_history(checkpoint: Checkpoint, kept: Population) -> dict[str, Any]:
+def iteration_history(checkpoint: Checkpoint, kept: Population) -> Iteration:
     """Return the concentration of the positive noisy votes, and the lengths of the kept texts.
 
     `top_tenth_share` is the share of the most voted tenth of the texts, 0.1 if all get equally
@@ -153,11 +154,11 @@ def iteration_history(checkpoint: Checkpoint, kept: Population) -> dict[str, Any
     total = shares_N.sum()
     words = [len(text.split()) for texts in kept.values() for text in texts]
     tenth = max(1, round(len(shares_N) / 10))
-    return {
-        "iteration": checkpoint.iteration,
-        "population": len(votes_N),
-        "kept": len(words),
-        "top_tenth_share": float(shares_N[:tenth].sum() / total) if total else None,
-        "effective_texts": float(total**2 / (shares_N**2).sum()) if total else None,
-        "words": {str(q): float(np.quantile(words, q)) for q in QUANTILES},
-    }
+    return Iteration(
+        iteration=checkpoint.iteration,
+        population=len(votes_N),
+        kept=len(words),
+        top_tenth_share=float(shares_N[:tenth].sum() / total) if total else None,
+        effective_texts=float(total**2 / (shares_N**2).sum()) if total else None,
+        words={str(q): float(np.quantile(words, q)) for q in QUANTILES},
+    )

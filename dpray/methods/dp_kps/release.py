@@ -23,6 +23,7 @@ from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
 from dpray.methods.dp_kps.plan import DpKpsPlan, load_embedder, read_vocabulary
+from dpray.runs.privacy_report import MethodPart
 from dpray.runs.session import Release, Session
 from dpray.workers.rows import Row
 from dpray.workers.shards import Shards
@@ -186,22 +187,23 @@ def write_texts(
     return ask_until_accepted(ask, request, len(sequences), settings.max_retries, refused)
 
 
-def report(session: DpKpsSession) -> dict[str, Any]:
+def report(session: DpKpsSession) -> MethodPart:
     plan = session.plan
-    calls: dict[str, Any] = {"calls": session.calls} if plan.makes_texts else {}
-    return calls | {
-        "llm_calls": plan.summary()["llm_calls"],
-        "sampling": {
+    calls = {"calls": session.calls} if plan.makes_texts else {}
+    return MethodPart(
+        **calls,
+        llm_calls=plan.summary()["llm_calls"],
+        sampling={
             "vocabulary": "the first distinct terms of each record are counted, and every "
             "count of the public vocabulary gets noise, once",
             "densities": densities_in_words(session.config.data),
             "sequences": "post-processing, from public randomness",
         },
-        "public_inputs": {
+        public_inputs={
             "template": plan.settings.template,
             "vocabulary": plan.settings.vocabulary,
             "few_shot": plan.settings.few_shot,
         }
         | ({"embedder": session.config.embedder.model} if plan.settings.estimator == "rff" else {}),
-        "noise_source": INTEGER_NOISE_SOURCE,
-    }
+        noise_source=INTEGER_NOISE_SOURCE,
+    )

@@ -10,7 +10,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -22,7 +21,7 @@ from dpray.methods.private_prediction.decoder import MOST_COPIES, BatchDecoder
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY
-from dpray.runs.privacy_report import NOT_COVERED
+from dpray.runs.privacy_report import BatchCounts, MethodPart, Numerics, Tokens
 from dpray.runs.session import Release, Session
 from dpray.types import DprayError, RunFailed
 from dpray.workers.groups import (
@@ -51,9 +50,6 @@ BATCHES_PER_PART = 512
 SECONDS_PER_PART = 2.0
 """The time between two parts on Ray. A part costs the driver some ten milliseconds, for the ledger
 and the disk, however many batches it has."""
-
-SORTED = "sorted.db"
-"""The file in `staging` in which the release is sorted."""
 
 
 def release(session: BatchSession) -> Release:
@@ -188,30 +184,23 @@ def records(session: BatchSession) -> Iterator[dict[str, Any]]:
         for outcome in session.folder.published_records()
         for turn, record in enumerate(records_of(plan, outcome))
     )
-    return islice(external_sort(session.folder.staging / SORTED, placed), plan.settings.max_records)
+    return islice(external_sort(placed), plan.settings.max_records)
 
 
-def external_sort(
-    path: Path, placed: Iterable[tuple[int, dict[str, Any]]]
-) -> Iterator[dict[str, Any]]:
-    """Yield records in the order of their places, which are distinct. They are sorted on disk, in
-    the file `path`, which is removed: memory does not grow with their number."""
-    path.unlink(missing_ok=True)
-    try:
-        # Nothing of it has to outlast a crash.
-        with closing(sqlite3.connect(path, isolation_level=None)) as database:
-            for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
-                database.execute(f"PRAGMA {setting}")
-            database.execute("CREATE TABLE records (place INTEGER PRIMARY KEY, record TEXT)")
-            database.execute("BEGIN")
-            database.executemany(
-                "INSERT INTO records VALUES (?, ?)",
-                ((place, json.dumps(record)) for place, record in placed),
-            )
-            for (record,) in database.execute("SELECT record FROM records ORDER BY place"):
-                yield json.loads(record)
-    finally:
-        path.unlink(missing_ok=True)
+def external_sort(placed: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Yield records in the order of their places, which are distinct. They are sorted on a disk of
+    this machine, not of the output's volume: memory does not grow with their number."""
+    # With this name SQLite makes a temporary file, and removes it.
+    with closing(sqlite3.connect("", isolation_level=None)) as database:
+        database.execute("PRAGMA cache_size = -65536")
+        database.execute("CREATE TABLE records (place INTEGER PRIMARY KEY, record TEXT)")
+        database.execute("BEGIN")
+        database.executemany(
+            "INSERT INTO records VALUES (?, ?)",
+            ((place, json.dumps(record)) for place, record in placed),
+        )
+        for (record,) in database.execute("SELECT record FROM records ORDER BY place"):
+            yield json.loads(record)
 
 
 def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[str, Any]]:
@@ -263,34 +252,33 @@ class Totals:
         return ", ".join(words)
 
 
-def report(session: BatchSession, decoded: Totals) -> dict[str, Any]:
+def report(session: BatchSession, decoded: Totals) -> MethodPart:
     """Return private prediction's part of the privacy report."""
     plan, settings, data = session.plan, session.plan.settings, session.config.data
     copies = f"of each text with its label, {MOST_COPIES} are used at most"
     if data.unit is not None or not plan.disjoint:
         copies = "a unit's records are bounded, copies of one text are not"
-    counts = batch_counts(session)
     warnings = rounding_warnings(session.config.engine.dtype, decoded.row_variation)
-    return {
-        "batches": counts | {"missing": counts["published"] - decoded.batches},
-        "tokens": {"total": decoded.tokens, "private": decoded.private_tokens},
-        "llm_calls": decoded.examples * (settings.expected_batch_size + 1),
-        "sampling": {
+    return MethodPart(
+        batches=batch_counts(session, decoded),
+        tokens=Tokens(total=decoded.tokens, private=decoded.private_tokens),
+        llm_calls=decoded.examples * (settings.expected_batch_size + 1),
+        sampling={
             "batches": f"{DISJOINT if plan.disjoint else POISSON}; expected size "
             f"{settings.expected_batch_size}",
             "copies": copies,
             "tokens": describe_draw(settings),
             "candidates": CANDIDATES if plan.settings.candidates != "all" else "all tokens",
         },
-        "numerics": {"dtype": session.config.engine.dtype, "row_variation": decoded.row_variation},
-        "public_inputs": {
+        numerics=Numerics(dtype=session.config.engine.dtype, row_variation=decoded.row_variation),
+        public_inputs={
             "template": settings.template,
             "few_shot": settings.few_shot,
             "schema": settings.schema,
         },
-        "not_covered": [*NOT_COVERED, *warnings],
-        "noise_source": f"{NOISE_SOURCE}; a fresh key for every text",
-    }
+        not_covered=warnings,
+        noise_source=f"{NOISE_SOURCE}; a fresh key for every text",
+    )
 
 
 def describe_draw(settings: PrivatePredictionSettings) -> str:
@@ -311,11 +299,13 @@ def describe_draw(settings: PrivatePredictionSettings) -> str:
     return words
 
 
-def batch_counts(session: BatchSession) -> dict[str, int]:
+def batch_counts(session: BatchSession, decoded: Totals) -> BatchCounts:
     plan, ledger, key = session.plan, session.ledger, session.charge_key()
-    return {
-        "total": plan.batches.num_batches,
-        "published": sum(is_batch(unit) for unit, _ in ledger.published(key)),
-        "repeated": sum(map(is_batch, ledger.repeated(key))),
-        "failed": ledger.counts(key)["failed"],
-    }
+    published = sum(is_batch(unit) for unit, _ in ledger.published(key))
+    return BatchCounts(
+        total=plan.batches.num_batches,
+        published=published,
+        repeated=sum(map(is_batch, ledger.repeated(key))),
+        failed=ledger.counts(key)["failed"],
+        missing=published - decoded.batches,
+    )

@@ -14,6 +14,7 @@ from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.mechanisms.labels import largest_remainder
 from dpray.methods.topics.algorithm import PublicTopics, sequences
 from dpray.methods.topics.plan import TopicsPlan
+from dpray.runs.privacy_report import MethodPart, TopicCounts
 from dpray.runs.session import Release, Session
 from dpray.workers.shards import Shards, Voters, embedded, noisy_votes
 
@@ -64,25 +65,27 @@ def histogram(plan: TopicsPlan, voters: Shards[Voters], topics: PublicTopics) ->
     }
 
 
-def report(session: TopicsSession, found: dict[str, Any]) -> dict[str, Any]:
+def report(session: TopicsSession, found: dict[str, Any]) -> MethodPart:
     plan = session.plan
-    return {
-        "llm_calls": 0,
-        "noise_multiplier": plan.noise_multiplier,
-        "topics": [
-            {"words": words, "counts": {label: noisy[t] for label, noisy in found["noisy"].items()}}
+    return MethodPart(
+        llm_calls=0,
+        noise_multiplier=plan.noise_multiplier,
+        topics=[
+            TopicCounts(
+                words=words, counts={label: noisy[t] for label, noisy in found["noisy"].items()}
+            )
             for t, words in enumerate(found["words"])
         ],
-        "sampling": {
+        sampling={
             "histogram": "each private record adds one to the count of its label and of the topic "
             "that is nearest to it; all counts get noise once, in one place",
             "embeddings": "each private text is embedded by itself; no language model reads it "
             "here",
             "sequences": "post-processing: topics in proportion to their noisy counts",
         },
-        "public_inputs": {
+        public_inputs={
             "public": plan.settings.public,
             "embedder": session.config.embedder.model,
         },
-        "noise_source": INTEGER_NOISE_SOURCE,
-    }
+        noise_source=INTEGER_NOISE_SOURCE,
+    )
