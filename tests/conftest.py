@@ -6,7 +6,6 @@ import faulthandler
 import gc
 import importlib.util
 import json
-import os
 import random
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -68,12 +67,6 @@ def pytest_collection_finish() -> None:
     close of an engine: that takes half a second."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the CPU seconds of all processes of the run that have ended, with what they started.
-    Unlike the time on the clock, they hardly change on a machine that does other work too."""
-    terminalreporter.write_line(f"{sum(os.times()[:4]):.0f} CPU seconds")
 
 
 def pytest_unconfigure() -> None:
