@@ -156,7 +156,7 @@ def _floor(config: Config) -> Labelled:
 def _labelled(path: Path) -> Labelled:
     from dpray.io.records import read_rows
 
-    return [(row["text"], row["label"]) for _, row in read_rows(str(path))]
+    return [(str(row["text"]), str(row["label"])) for _, row in read_rows(str(path))]
 
 
 def _show_records(out: Path, console: Terminal) -> None:

@@ -49,7 +49,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _numbers_are_numbers(cls, values: Any) -> Any:
+    def _numbers_are_numbers(cls, values: object) -> object:
         for name, value in values.items() if isinstance(values, dict) else ():
             kinds = _kinds(cls.model_fields[name].annotation) if name in cls.model_fields else set()
             refused = {bool, str} - kinds if kinds & {int, float} else ()
@@ -90,13 +90,13 @@ class TextSettings(MethodSettings):
 
     @field_validator("schema", mode="before")
     @classmethod
-    def _schema_is_read(cls, schema: Any) -> Any:
+    def _schema_is_read(cls, schema: object) -> object:
         """Put the content of a file in place of its name: run.json has it, and no worker needs the
         file."""
         return read_schema_file(schema) if isinstance(schema, str) else schema
 
 
-def _kinds(annotation: Any) -> set[Any]:
+def _kinds(annotation: object) -> set[object]:
     """Return the types of an annotation's values, for a mapping the types of its values."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
@@ -108,7 +108,7 @@ def _kinds(annotation: Any) -> set[Any]:
     return set().union(*map(_kinds, arguments)) if arguments else {annotation}
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[object]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):

@@ -84,7 +84,9 @@ def audit(
     return result
 
 
-def _bounds(plan: Plan, trials: int, confidence: float, on_progress: OnProgress) -> dict[str, Any]:
+def _bounds(
+    plan: Plan, trials: int, confidence: float, on_progress: OnProgress
+) -> dict[str, object]:
     """Audit every mechanism of the plan; opens no data and no ledger. With probability `confidence`
     no bound is above its true epsilon."""
     findings = []
@@ -111,7 +113,7 @@ def _membership(
     non_members: str,
     confidence: float,
     load_embedder: Callable[[str], Embedder],
-) -> Callable[[], dict[str, Any]]:
+) -> Callable[[], dict[str, object]]:
     """Read the texts of the attack and load its model. Returns a function that runs the attack."""
     # Imported late: bounds do not need scikit-learn.
     from dpray.evaluation.membership import check_numbers, membership

@@ -145,7 +145,7 @@ def try_canaries(
         # The copy has no name of its own: it ends with this process, also in a power cut.
         (folder / "records.jsonl").symlink_to(f"/proc/{os.getpid()}/fd/{copy.fileno()}")
         _run_copy(plan.config, folder, run, on_progress)
-        texts = [row["text"] for _, row in read_rows(str(folder / "run" / "synthetic.jsonl"))]
+        texts = [str(row["text"]) for _, row in read_rows(str(folder / "run" / "synthetic.jsonl"))]
         found: list[dict[str, Any]] = [
             {
                 "kind": canary.kind.name,

@@ -122,8 +122,10 @@ def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
         yield where, InputError(f"{base_name(name)}: too long for one text")
     else:
         text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
-        label = {} if folder_columns(name) else {"label": name.split("/")[-2]}
-        yield where, {"text": text} | label
+        row: Row = {"text": text}
+        if not folder_columns(name):
+            row["label"] = name.split("/")[-2]
+        yield where, row
 
 
 def read_json(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:

@@ -56,11 +56,11 @@ class Entry:
         values: dict[str, Any] = json.loads(self.payload)
         return values
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self) | {"payload": self.values()}
 
 
-def _digest(content: Sequence[Any]) -> str:
+def _digest(content: Sequence[object]) -> str:
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 

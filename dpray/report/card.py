@@ -259,7 +259,7 @@ def _figures_of(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, int], Mapping
     return dict(counts.most_common()), dict(zip(("10 %", "50 %", "90 %"), quantiles, strict=True))
 
 
-def croissant(release: Release) -> dict[str, Any]:
+def croissant(release: Release) -> dict[str, object]:
     """Return the metadata in the vocabulary of Croissant 1.0 (MLCommons)."""
     files = {RECORDS: "application/jsonlines"}
     sets = [_record_set("records", RECORDS, _schema(release))]
@@ -296,7 +296,7 @@ Columns = Mapping[str, tuple[str, bool]]
 """By name: Croissant's type of a column, and whether a cell is a list of such values."""
 
 
-def _record_set(name: str, file: str, columns: Columns) -> dict[str, Any]:
+def _record_set(name: str, file: str, columns: Columns) -> dict[str, object]:
     return {
         "@type": "cr:RecordSet",
         "@id": name,

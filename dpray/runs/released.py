@@ -25,6 +25,7 @@ from dpray.io.files import sha256_of
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.runs.plan import (
     TUNED_WITHOUT_NOISE,
+    Plan,
     guarantee_of,
     label_histogram,
     was_tuned_without_noise,
@@ -56,7 +57,7 @@ FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
 
 
 def privacy_report(
-    session: Session[Any], run: Mapping[str, Any], part: MethodPart, records: int
+    session: Session[Plan], run: Mapping[str, Any], part: MethodPart, records: int
 ) -> PrivacyReport:
     """Return the report of a run; `run` is its run.json, and `part` the method's part."""
     plan, config = session.plan, session.config
@@ -105,7 +106,7 @@ def privacy_report(
     return PrivacyReport(**{**dict(guarantee_of(plan)), **of_method, **common})
 
 
-def _repeats(session: Session[Any]) -> Repeats:
+def _repeats(session: Session[Plan]) -> Repeats:
     """Return the number of units that were begun more than once, and how many starts were lost
     after each cause: a unit may be lost several times."""
     key, ledger = session.charge_key(), session.ledger
@@ -123,7 +124,7 @@ def _repeats(session: Session[Any]) -> Repeats:
     )
 
 
-def _ledger_entry(session: Session[Any], run: Mapping[str, Any]) -> LedgerEntry:
+def _ledger_entry(session: Session[Plan], run: Mapping[str, Any]) -> LedgerEntry:
     privacy = session.config.privacy
     account = session.ledger.account(privacy.dataset)
     if account is None:

@@ -70,7 +70,7 @@ class Run:
         self,
         plan: Plan,
         folder: ReleaseFolder,
-        release: Callable[[Session[Any]], Release],
+        release: Callable[[Session[Plan]], Release],
         on_progress: OnProgress,
         build: BuildEngine,
     ) -> None:
@@ -372,7 +372,7 @@ class Run:
 
     # The release
 
-    def _sessions(self, ledger: RunLedger, engine: Engine | None) -> Iterator[Session[Any]]:
+    def _sessions(self, ledger: RunLedger, engine: Engine | None) -> Iterator[Session[Plan]]:
         """Yield a session for each attempt; the first one has the engine that was tried."""
         config = self.plan.config
         hashed = config.model_copy(update={"data": config.data.hashed(self.files)})
@@ -395,7 +395,7 @@ class Run:
                 session.metrics.charged(account.budget, account.spent)
             yield session
 
-    def _finish(self, session: Session[Any], release: Release) -> PrivacyReport:
+    def _finish(self, session: Session[Plan], release: Release) -> PrivacyReport:
         stamp = {"not_private": True} if self.plan.config.not_private else {}
         session.show("writing the release")
         records = self.folder.assemble(record | stamp for record in release.records)

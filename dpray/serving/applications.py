@@ -85,7 +85,7 @@ def serve_config(file: ServeFile) -> dict[str, Any]:
     }
 
 
-def http_options(file: ServeFile) -> dict[str, Any]:
+def http_options(file: ServeFile) -> dict[str, object]:
     return file.serve.model_dump(include={"host", "port"})
 
 
