@@ -71,8 +71,7 @@ bench: $(INSTALLED)
 # CHAOS_FIRST goes on with a test that was broken off (tests/chaos/kept.py).
 chaos: export CHAOS_ROUNDS ?= 20
 chaos: $(INSTALLED)
-	$(BIN)/python -m pytest -q tests/chaos tests/integration \
-		-k "fault or chaos or kills or side_doors"
+	$(BIN)/python -m pytest -q tests/chaos tests/faults
 
 # The pages and the API reference as a site in out/site; a link that leads nowhere is an error.
 docs: $(INSTALLED)

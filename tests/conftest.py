@@ -31,7 +31,8 @@ pytest_plugins = ["tests.clusters", "tests.databases"]
 
 LONGEST = (
     "test_serve.py",
-    "test_faults.py",
+    "test_kills.py",
+    "test_nodes.py",
     "test_job.py",
     "test_zero.py",
     "test_ray_run.py",

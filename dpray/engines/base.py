@@ -21,7 +21,6 @@ from typing import (
     Literal,
     Protocol,
     TypeAlias,
-    TypeGuard,
     runtime_checkable,
 )
 
@@ -370,9 +369,3 @@ def selector_error(name: str) -> EngineError:
     if name in (OutOfMemory.__name__, DeviceLost.__name__, "AcceleratorError"):
         return _named_error("the device failed", name)
     return SelectorFailed(f"the token selector failed ({name})")
-
-
-def may_be_repeated(error: BaseException | None) -> TypeGuard[EngineError]:
-    """Return whether an engine failed in a way that depends neither on prompts nor on draws. Any
-    other failure is one of the mechanism's own."""
-    return isinstance(error, DeviceLost | LoadFailed)

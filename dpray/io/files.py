@@ -28,6 +28,8 @@ SQLITE_FULL = ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")
 """SQLite's names of a full disk; the second is that of the file next to a write-ahead log, which
 could not grow ("disk I/O error")."""
 
+DISK_FULL = "output.path: no space is left on its disk, or on the ledger's; make room"
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 NOT_IN_URLS = "a password, key or token has no place in it; give it in the environment"

@@ -65,10 +65,11 @@ class ChainPlan(Plan):
 
     @property
     def reads(self) -> Reads:
-        """Return the second method's `reads`: the first one reads texts and labels only."""
+        """Return the second method's `reads`: the first one reads texts and labels only, so that
+        the second one's columns are looked at before it begins."""
         found = self.second.reads
         limits = [replace(limit, key=in_chain(limit.key, 1)) for limit in found.token_limits]
-        return replace(found, token_limits=limits)
+        return replace(found, token_limits=limits, checked_first=bool(found.column_values))
 
     def check_embedder(self) -> None:
         self.first.check_embedder()

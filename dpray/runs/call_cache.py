@@ -4,8 +4,9 @@ The cache is one file of a run, one JSON array a line. The prompts are public, s
 private text. A call goes by a digest of its request, request id included: the same request in a
 later attempt finds its text, and another one finds nothing.
 
-A call survives the process from the moment `put` returns. A power cut may lose the last ones, which
-are then requested again.
+A call survives the process from the moment `put` returns, because the system holds it. The file
+stays open and is not synced for each call, which would take a shared volume's time. So a power cut
+may lose the last calls, which are then requested again.
 """
 
 from __future__ import annotations
@@ -41,13 +42,12 @@ class CallCache:
     calls. Raises DprayError for a file of something else."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._lock = threading.Lock()
-        with open(path, "a+b", opener=owners_only) as file:
-            file.seek(0)
-            lines, _, torn = file.read().rpartition(b"\n")
-            if torn:  # a write that was cut off
-                file.truncate(file.tell() - len(torn))
+        self._file = open(path, "a+b", opener=owners_only)  # noqa: SIM115 (held until close)
+        self._file.seek(0)
+        lines, _, torn = self._file.read().rpartition(b"\n")
+        if torn:  # a write that was cut off
+            self._file.truncate(self._file.tell() - len(torn))
         try:
             calls = [Call(*json.loads(line)) for line in lines.splitlines()]
         except (ValueError, TypeError):
@@ -68,9 +68,10 @@ class CallCache:
             self._empty.append(call)
             self._finish_reason = finish_reason
             if call.text:
-                with open(self._path, "ab") as file:
-                    file.writelines(json.dumps(each).encode() + b"\n" for each in self._empty)
+                lines = [json.dumps(each).encode() + b"\n" for each in self._empty]
                 self._empty.clear()
+                self._file.write(b"".join(lines))
+                self._file.flush()
             elif len(self._empty) >= MOST_EMPTY:
                 raise no_text(len(self._empty), finish_reason)
 

@@ -1,9 +1,9 @@
 """Attempts at a run's release: what was interrupted or lost before it published is repeated.
 
-What is published is kept. `dpray.workers.cluster.reason_to_repeat` has the short list of losses
-after which another attempt begins. Any other error of an attempt is a failure of the mechanisms
-that it had begun, which are never run again; without any, the same command goes on.
-Every error that ends a run tells whether the run is charged, and how it goes on.
+What is published is kept. The table `dpray.workers.failures.Kind` says what an error does to the
+rest: another attempt begins, the same command goes on later, or the mechanisms that the attempt had
+begun have failed and are never run again. Every error that ends a run tells whether the run is
+charged, and how it goes on.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.config.config import Config
-from dpray.engines.base import EngineError
-from dpray.io.files import disk_is_full, read_json
-from dpray.runs.folder import DISK_FULL
+from dpray.io.files import DISK_FULL, disk_is_full, read_json
 from dpray.runs.session import Release, Session
 from dpray.types import (
     BudgetRefused,
@@ -27,18 +25,24 @@ from dpray.types import (
     LedgerUnavailable,
     Resumable,
     RunFailed,
-    first_line,
-    is_interruption,
 )
-from dpray.workers import cluster
-from dpray.workers.rows import WorkerError
+from dpray.workers.failures import (
+    FAIL,
+    REPEAT,
+    EndedForMemory,
+    Kind,
+    LostTooOften,
+    class_name,
+    find_error,
+    kind_of,
+)
 
 
 def release_with_repeats(
     sessions: Iterator[Session[Any]], release: Callable[[Session[Any]], Release]
 ) -> tuple[Session[Any], Release]:
     """Return the first session that finishes, and its release. Each session is one attempt;
-    any error but a loss ends the run."""
+    any error but one to repeat ends the run."""
     for number, session in enumerate(sessions, start=1):
         with closing(session):
             try:
@@ -56,11 +60,8 @@ def release_with_repeats(
 
 
 def _end_of_run(session: Session[Any], number: int, error: BaseException) -> DprayError | None:
-    """Return the error that ends the run after an attempt failed with `error`; None for a loss that
-    another attempt makes good."""
-    # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
-    if is_interruption(error):
-        return Resumable("interrupted")
+    """Return the error that ends the run after an attempt failed with `error`, as the table says;
+    None if another attempt makes it good."""
     if isinstance(error, LedgerConflict) and session.ledger.counts(session.run_id)["committed"]:
         return RunFailed(
             "output.path: another copy of this folder finished the run, and its release is the one "
@@ -68,39 +69,31 @@ def _end_of_run(session: Session[Any], number: int, error: BaseException) -> Dpr
         )
     if isinstance(error, DprayError):
         return error
-    last = error.last if isinstance(error, cluster.LostTooOften) else error
-    why = cluster.reason_to_repeat(last)
-    if why is None:
+    kind, attempts = kind_of(error), session.config.runtime.max_attempts
+    then, sentence = kind.drawing, kind.sentence(error)
+    if then is FAIL:
         try:
             failed = _record_failures(session, error)
         except LedgerUnavailable as unavailable:
             return Resumable(
-                f"{_what_stopped(error)}; {unavailable}, so the next command first records that "
-                "what was being drawn has failed: it is never repeated"
+                f"the run stopped: {sentence}; {unavailable}, so the next command first records "
+                "that what was being drawn has failed: it is never repeated"
             )
         if failed:
             return RunFailed(
-                f"{_what_stopped(error)}; what was being drawn ({failed[0]}, {len(failed)} in all) "
-                "is never repeated, so this run cannot be finished"
+                f"the run stopped: {sentence}; what was being drawn ({failed[0]}, {len(failed)} in "
+                "all) is never repeated, so this run cannot be finished"
             )
-        if not isinstance(error, EngineError):
-            return _ended_between_draws(error)
-        why = str(error)
-    else:
-        session.note_loss(session.attempt_id, last)
-    attempts = session.config.runtime.max_attempts
-    if number == attempts or isinstance(error, cluster.LostTooOften):
-        return Resumable(f"{why} ({attempts} times)")
-    return None
-
-
-def _ended_between_draws(error: BaseException) -> DprayError:
-    """Return the error of a run that stopped while nothing was being drawn: it can go on."""
-    if disk_is_full(error):
-        return Resumable(DISK_FULL)
-    if cluster.ended_for_memory(error):
-        return Resumable(f"{_what_stopped(error)}, and nothing was being drawn")
-    return DprayError(f"{_what_stopped(error)}; nothing that was not finished was released")
+        then = kind.otherwise
+    elif then is REPEAT:
+        session.note_loss(session.attempt_id, error)
+    if then is REPEAT and number < attempts and not isinstance(error, LostTooOften):
+        return None
+    if then is FAIL:
+        return DprayError(
+            f"the run stopped: {sentence}; nothing that was not finished was released"
+        )
+    return Resumable(f"{sentence} ({attempts} times)" if then is REPEAT else sentence)
 
 
 def _record_failures(session: Session[Any], error: BaseException) -> list[str]:
@@ -112,8 +105,8 @@ def _record_failures(session: Session[Any], error: BaseException) -> list[str]:
     private rows.
     """
     session.folder.give_room()  # the ledger may be on the same full disk
-    ended = cluster.find_error(error, cluster.EndedForMemory)
-    reason = cluster.class_name(error) if ended is None else "OutOfMemoryError"
+    ended = find_error(error, EndedForMemory)
+    reason = class_name(error) if ended is None else "OutOfMemoryError"
     begun_by = {session.attempt_id} if ended is None else {*ended.worker_ids} - {""}
     try:
         session.fail_unfinished(begun_by, reason)
@@ -122,19 +115,6 @@ def _record_failures(session: Session[Any], error: BaseException) -> list[str]:
         for each in sorted(begun_by):
             session.note_failure(each, reason)
         raise
-
-
-def _what_stopped(error: BaseException) -> str:
-    """Describe an error of dpray's own code or of a library without its words."""
-    if cluster.ended_for_memory(error):
-        return "Ray ended a process of the run because its machine was low on memory"
-    if disk_is_full(error):
-        return f"the run stopped: {DISK_FULL}"
-    if isinstance(error, EngineError):
-        return f"the run stopped: {error}"
-    worker = cluster.find_error(error, WorkerError)
-    # Ray Data adds lines of its own to the name.
-    return f"the run stopped: {first_line(worker) if worker else cluster.class_name(error)}"
 
 
 class OtherPlan(InputError):
@@ -195,8 +175,8 @@ def _resumable(error: BaseException, charged: Charged) -> BaseException:
         return Resumable(DISK_FULL)
     if charged in (Charged.YES, Charged.UNDER_WAY):
         # `ray job stop` sends SIGTERM, which Ray makes a SystemExit of.
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            return Resumable("interrupted")
+        if (kind := kind_of(error)) is Kind.INTERRUPTED:
+            return Resumable(kind.sentence(error))
         if isinstance(error, LedgerUnavailable):
             resumable = Resumable(str(error))
             resumable.resume_hint = error.resume_hint

@@ -50,8 +50,6 @@ ROOM_BYTES = (64 << 20, 8 << 20, 1 << 20, 256 << 10)
 """The file in `private` that takes room on the disk before a draw, and its size: the first of these
 that the disk holds."""
 
-DISK_FULL = "output.path: no space is left on its disk, or on the ledger's; make room"
-
 TABLES = ("table.jsonl", "table.parquet")
 
 MODEL = "model"

@@ -41,14 +41,6 @@ NOT_COVERED = (
     "everything in the folder private/, which is not for release",
 )
 
-REPEATED_AFTER = (
-    "an interruption of the run",
-    "the loss of a machine or of a process",
-    "an error of a device's hardware (CUDA 214, 220)",
-    "an engine that could not be loaded",
-)
-"""The whole list of what may be repeated (docs/privacy.md, section 2.7)."""
-
 
 class Part(BaseModel):
     """An object of the report."""

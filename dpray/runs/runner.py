@@ -50,7 +50,7 @@ from dpray.workers.engine import BuildEngine, gpus_of_cluster, resolve_gpus
 from dpray.workers.engine_pool import check_loads
 from dpray.workers.metrics import no_metrics, ray_metrics
 from dpray.workers.placement import placed
-from dpray.workers.rows import check_first_records
+from dpray.workers.rows import check_first_records, hash_files
 
 DATA_FINGERPRINT = "data.sha256"
 
@@ -243,7 +243,7 @@ class Run:
             self.on_progress(Progress("hashing files", round(100 * share), 100))
 
         show(0.0)
-        digests = file_digests(config.data.path, show)
+        digests = (hash_files if self.on_ray else file_digests)(config.data.path, show)
         found = fingerprint(digests)
         if not has_begun:
             self.run["unit_names"] = UNIT_NAMES

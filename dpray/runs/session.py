@@ -29,12 +29,12 @@ import numpy.typing as npt
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
-from dpray.io.files import disk_is_full, owners_only, write_durably
+from dpray.io.files import DISK_FULL, disk_is_full, owners_only, write_durably
 from dpray.ledger.ledger import RunLedger
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
-from dpray.runs.folder import DISK_FULL, ReleaseFolder
+from dpray.runs.folder import ReleaseFolder
 from dpray.runs.plan import Plan, label_histogram
 from dpray.runs.privacy_report import Calls, MethodPart
 from dpray.types import (
@@ -48,9 +48,9 @@ from dpray.types import (
     Resumable,
     RunFailed,
 )
-from dpray.workers.cluster import cause_of, class_name, is_own_failure
 from dpray.workers.engine import BuildEngine, after_trial
 from dpray.workers.engine_pool import EnginePool, on_pool
+from dpray.workers.failures import FAIL, RESUME, class_name, kind_of
 from dpray.workers.metrics import Record, RunMetrics, no_metrics
 from dpray.workers.rows import Row, data_pieces, record_rows
 from dpray.workers.shards import Shards, W
@@ -141,7 +141,7 @@ class Session(Generic[P_co]):
     def note_loss(self, attempt_id: str, error: BaseException) -> None:
         """Note why what an attempt or one of its workers had begun will begin again, for the count
         of the report. What no note tells was interrupted."""
-        line = json.dumps({"attempt": attempt_id, "cause": cause_of(error)}) + "\n"
+        line = json.dumps({"attempt": attempt_id, "cause": kind_of(error).loss}) + "\n"
         path = self.folder.private / LOSSES
         # Such as a full disk: a loss may not become a failure by its note.
         with suppress(OSError), open(path, "a", opener=owners_only) as file:
@@ -252,9 +252,9 @@ class Session(Generic[P_co]):
         with these arguments and published once.
 
         An output that was published before is returned as it is. A mechanism that was interrupted,
-        or lost for a reason on the short list (`dpray.workers.cluster.reason_to_repeat`), before it
-        published runs again: nobody has seen its output. After any other error it never runs again;
-        one that `pays_for_repeats` itself may after a DprayError. Errors of the input have to be
+        or lost for a reason on the short list (`dpray.workers.failures.Kind`), before it published
+        runs again: nobody has seen its output. After any other error it never runs again, unless it
+        `pays_for_repeats` and the table says that the run goes on. Errors of the input have to be
         found before: once a run has begun, neither the records nor the configuration may be
         corrected.
         """
@@ -266,8 +266,12 @@ class Session(Generic[P_co]):
         try:
             self.publish_file(f"{unit}.json", {unit: mechanism(*arguments)})
         except BaseException as error:
-            says_so = pays_for_repeats and isinstance(error, DprayError)
-            if is_own_failure(error) and not says_so:
+            kind = kind_of(error)
+            if kind.drawing is FAIL and pays_for_repeats and kind.otherwise is RESUME:
+                if isinstance(error, DprayError):
+                    raise
+                raise Resumable(kind.sentence(error)) from error
+            if kind.drawing is FAIL:
                 self.folder.give_room()  # the ledger may be on the same full disk
                 try:
                     self.ledger.fail(charge_key, unit, self.attempt_id, class_name(error))

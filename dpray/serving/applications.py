@@ -35,6 +35,7 @@ from dpray.serving.guard import Endpoint, Guard
 from dpray.serving.requests import ChatCall, CompletionCall, EmbeddingCall, Room
 from dpray.serving.settings import (
     LOOPBACK,
+    LimitsConfig,
     ReplicasConfig,
     ServeConfig,
     ServedEmbedder,
@@ -98,15 +99,16 @@ def application(file: ServeFile) -> serve.Application:
     """Make the application that `file` describes. Raises InputError for a model that is missing."""
     models: dict[str, serve.Application] = {}
     endpoints: dict[str, Endpoint] = {}
+    limits = file.serve.limits
     # vLLM reads it once, when it is imported.
     os.environ.update(ENVIRONMENT)
     if (name := file.llm_name) and file.engine and file.serve.llm:
-        models[name] = _llm(file.engine, file.serve.llm, name)
+        models[name] = _llm(file.engine, file.serve.llm, name, limits)
         room = _llm_room(file.engine, file.serve.llm)
         endpoints["/v1/chat/completions"] = Endpoint(ChatCall, name, LLM, room)
         endpoints["/v1/completions"] = Endpoint(CompletionCall, name, LLM, room)
     if (name := file.embedder_name) and file.embedder and file.serve.embedder:
-        models[name] = _embedder(file.embedder.model, file.serve.embedder, name)
+        models[name] = _embedder(file.embedder.model, file.serve.embedder, name, limits)
         room = Room(file.serve.embedder.max_texts_in_flight, 1, 1)
         endpoints["/v1/embeddings"] = Endpoint(EmbeddingCall, name, EMBEDDER, room)
     return _gateway(file.serve, models, endpoints)
@@ -130,6 +132,7 @@ def _gateway(
         max_ongoing_requests=_GATEWAY_REQUESTS,
         max_queued_requests=_GATEWAY_REQUESTS,
         health_check_period_s=_HEALTH_SECONDS,
+        graceful_shutdown_timeout_s=config.limits.request_timeout_seconds,
         logging_config=_REPLICA_LOGS,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ENVIRONMENT | patience}},
     )(make_fastapi_ingress(OpenAiIngress, endpoint_map=_ROUTES, app=app))
@@ -162,21 +165,25 @@ def _llm_room(engine: EngineConfig, served: ServedLLM) -> Room:
     return Room(tokens, tokens // engine.max_num_seqs, context)
 
 
-def _llm(engine: EngineConfig, served: ServedLLM, name: str) -> serve.Application:
+def _llm(
+    engine: EngineConfig, served: ServedLLM, name: str, limits: LimitsConfig
+) -> serve.Application:
     """Make the deployment of `engine`, with vLLM's arguments of `dpray/engines/vllm/engine.py`.
     Lockstep decoding is not served."""
     folder = resolve_model(engine.model)
     options = vllm_options(engine, on_gpu=served.gpus_per_replica > 0) | engine.model_dump(
         include={"max_model_len", "max_num_batched_tokens"}, exclude_none=True
     )
-    return _model(LLM, name, folder, options, served, engine.tensor_parallel_size)
+    return _model(LLM, name, folder, options, served, limits, engine.tensor_parallel_size)
 
 
-def _embedder(model: str, served: ServedEmbedder, name: str) -> serve.Application:
+def _embedder(
+    model: str, served: ServedEmbedder, name: str, limits: LimitsConfig
+) -> serve.Application:
     options = {"runner": "pooling", "dtype": "float32", "enforce_eager": True}
     if not served.gpus_per_replica:
         options["kv_cache_memory_bytes"] = _SMALL_CACHE
-    return _model(EMBEDDER, name, locate_embedder(model), options, served)
+    return _model(EMBEDDER, name, locate_embedder(model), options, served, limits)
 
 
 def _model(
@@ -185,6 +192,7 @@ def _model(
     folder: str,
     options: dict[str, Any],
     replicas: ReplicasConfig,
+    limits: LimitsConfig,
     workers: int = 1,
 ) -> serve.Application:
     """Make Ray's deployment of a model that clients call `name`."""
@@ -194,7 +202,6 @@ def _model(
     bundle = {"CPU": replicas.cpus_per_replica / workers}
     if replicas.gpus_per_replica:
         bundle["GPU"] = replicas.gpus_per_replica / workers
-    scaling = {"min_replicas", "max_replicas", "target_ongoing_requests"}
     # The replicas have working directories of their own.
     source = str(Path(folder).resolve()) if Path(folder).is_dir() else folder
     config = LLMConfig(
@@ -204,13 +211,34 @@ def _model(
         placement_group_config={"bundles": [dict(bundle) for _ in range(workers)]},
         deployment_config={
             "logging_config": _REPLICA_LOGS,
-            "autoscaling_config": replicas.model_dump(include=scaling),
             "ray_actor_options": {"num_cpus": 0},
-            **replicas.model_dump(include={"max_ongoing_requests", "max_queued_requests"}),
+            **scaling(replicas, limits),
         },
         runtime_env={"env_vars": dict(ENVIRONMENT)},
     )
     return build_llm_deployment(config, override_serve_options={"name": deployment})
+
+
+def scaling(replicas: ReplicasConfig, limits: LimitsConfig) -> dict[str, Any]:
+    """Return how Serve scales, queues and ends the replicas of a model.
+
+    A replica that is taken away first answers what it has begun: it gets as long as a request may
+    take. One replica is loaded at the start even if none is to stay, so that a model that cannot
+    be loaded is an error of the start.
+    """
+    return {
+        "autoscaling_config": {
+            "min_replicas": replicas.min_replicas,
+            "initial_replicas": max(1, replicas.min_replicas),
+            "max_replicas": replicas.max_replicas,
+            "target_ongoing_requests": replicas.target_ongoing_requests,
+            "upscale_delay_s": replicas.upscale_delay_seconds,
+            "downscale_delay_s": replicas.downscale_delay_seconds,
+        },
+        "max_ongoing_requests": replicas.max_ongoing_requests,
+        "max_queued_requests": replicas.max_queued_requests,
+        "graceful_shutdown_timeout_s": limits.request_timeout_seconds,
+    }
 
 
 class ServingFailed(DprayError):

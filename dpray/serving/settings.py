@@ -32,8 +32,19 @@ class ReplicasConfig(Section):
     name: str | None = Field(
         None, description="what clients call it; null: the model's name, of a folder the last part"
     )
-    min_replicas: Count = Field(1, description="the fewest replicas")
+    min_replicas: int = Field(
+        1,
+        ge=0,
+        description="the fewest replicas; with 0 the last one ends when there are no requests, and "
+        "the next request waits until the model is loaded",
+    )
     max_replicas: Count = Field(1, description="the most; Serve scales between the two by load")
+    upscale_delay_seconds: NotNegative = Field(
+        30.0, description="how long the load is too high before a replica is added"
+    )
+    downscale_delay_seconds: NotNegative = Field(
+        600.0, description="how long it is too low before one is ended"
+    )
     target_ongoing_requests: Positive = Field(
         16.0,
         description="requests in flight that a replica should have; with more, replicas are added",

@@ -1,4 +1,4 @@
-"""This module connects to Ray and interprets its errors."""
+"""This module connects to Ray, and starts actors that Ray never repeats."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import ray
@@ -16,18 +15,8 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
-from dpray.engines.base import DeviceLost, LoadFailed, may_be_repeated
-from dpray.types import (
-    BudgetRefused,
-    DprayError,
-    InputError,
-    LedgerError,
-    Resumable,
-    is_interruption,
-)
+from dpray.types import InputError, Resumable
 from dpray.workers.placement import Place
-
-E = TypeVar("E", bound=BaseException)
 
 PATIENCE = 30
 """Seconds in which a cluster has to answer: the head may be starting again."""
@@ -135,124 +124,6 @@ def keep_counts_here() -> None:
 
 def _do_nothing(*_: object, **__: object) -> None:
     pass
-
-
-LOST = (
-    ray.exceptions.RayActorError,
-    ray.exceptions.WorkerCrashedError,
-    ray.exceptions.NodeDiedError,
-    ray.exceptions.ObjectLostError,
-    ray.exceptions.LocalRayletDiedError,
-)
-
-LOW_ON_MEMORY = "low on memory"
-"""Ray's memory monitor writes this about each process that it ends, also to later callers of the
-actor."""
-
-
-def was_lost(error: BaseException) -> bool:
-    """Return whether a machine or a process was lost. That excludes code that raised, and processes
-    that Ray ended for want of memory: how much they need depends on the private rows.
-
-    A process ended by the kernel's own out-of-memory killer looks like any lost process.
-    """
-    return not ended_for_memory(error) and any(find_error(error, kind) for kind in LOST)
-
-
-def ended_for_memory(error: BaseException) -> bool:
-    """Return whether Ray says that it ended a process because its node was low on memory."""
-    died = find_error(error, ray.exceptions.RayActorError)
-    return find_error(error, ray.exceptions.OutOfMemoryError) is not None or LOW_ON_MEMORY in str(
-        died or ""
-    )
-
-
-class LostTooOften(Exception):
-    """The same work was lost with `runtime.max_attempts` actors, the last time by the error `last`:
-    a command stops repeating it."""
-
-    def __init__(self, last: Exception) -> None:
-        super().__init__(last)
-        self.last = last
-
-
-class EndedForMemory(Exception):
-    """Ray ended a worker of a pool for want of memory. `worker_ids` are those of all workers at
-    work then, this one included: any of their rows may have filled the memory."""
-
-    def __init__(self, worker_ids: frozenset[str]) -> None:
-        super().__init__(worker_ids)
-        self.worker_ids = worker_ids
-
-
-def reason_to_repeat(error: BaseException) -> str | None:
-    """Return why what was being drawn may be drawn again at no cost; None if it may not.
-
-    This is the whole list: a machine or a process was lost, a device has an error of the hardware,
-    or an engine could not be loaded, with which nothing was drawn. Nobody saw any output, and
-    neither the private rows nor the draws are the reason. Proof: docs/privacy.md, section 2.7.
-    """
-    if may_be_repeated(error):
-        return str(error)
-    return "actors were lost" if was_lost(error) else None
-
-
-def cause_of(error: BaseException) -> str:
-    """Return what was lost by an error that `reason_to_repeat` lists, in words for a report."""
-    if isinstance(error, DeviceLost):
-        return "the loss of a device or of an engine's process"
-    if isinstance(error, LoadFailed):
-        return "an engine that could not be loaded"
-    return "the loss of a machine or of a process"
-
-
-OUTSIDE = (Resumable, InputError, BudgetRefused, LedgerError)
-"""A mechanism's own code raises none of these: the caller interrupts it, a file has changed, or the
-ledger cannot be reached or refuses."""
-
-
-def is_own_failure(error: BaseException) -> bool:
-    """Return whether a mechanism that raised this has failed by itself, and may never run again.
-    An interruption is no error."""
-    if is_interruption(error) or isinstance(error, OUTSIDE):
-        return False
-    return reason_to_repeat(error) is None
-
-
-def find_error(error: BaseException | None, kind: type[E]) -> E | None:
-    """Return the first error of this kind in the chain of causes, through Ray's wrappers."""
-    seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        current = waiting.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        # Ray's wrapper is an instance of the wrapped class too, and its message is a traceback.
-        if isinstance(current, kind) and not isinstance(current, ray.exceptions.RayTaskError):
-            return current
-        waiting += [current.__cause__, current.__context__, getattr(current, "cause", None)]
-    return None
-
-
-def class_name(error: BaseException) -> str:
-    """Return the name of an error's class. What a task raised is in a wrapper of Ray, whose name is
-    no class's."""
-    return type(find_error(error, Exception) or error).__name__
-
-
-@contextmanager
-def own_errors() -> Iterator[None]:
-    """Raise an error of dpray as itself, not in Ray's wrappers."""
-    try:
-        yield
-    except Exception as error:
-        if (ours := find_error(error, DprayError)) is not None:
-            if ours.args and isinstance(ours.args[0], str):
-                # Ours are one line. Ray Data adds lines on its retries, of which there are none.
-                ours.args = (ours.args[0].partition("\n")[0], *ours.args[1:])
-            raise ours from None
-        raise
 
 
 class NeverRepeated:

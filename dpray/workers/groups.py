@@ -23,7 +23,8 @@ import ray
 
 from dpray.config.config import Config
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
-from dpray.workers.cluster import never_repeated, own_errors
+from dpray.workers.cluster import never_repeated
+from dpray.workers.failures import own_errors
 from dpray.workers.placement import run_placement
 from dpray.workers.pool import ActorPool, OnLoss, RayActors, RepeatPrivate, Work
 from dpray.workers.pool_actor import Emit, Pieces, PoolActor

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from dpray.engines.base import may_be_repeated
-from dpray.workers.cluster import (
+from dpray.workers.failures import (
+    REPEAT,
     EndedForMemory,
+    Kind,
     LostTooOften,
-    ended_for_memory,
     find_error,
-    was_lost,
+    kind_of,
 )
 from dpray.workers.placement import Place, run_placement
 from dpray.workers.pool_actor import Answer, Result
@@ -78,14 +78,14 @@ class RepeatPublic:
 @dataclass(frozen=True)
 class RepeatPrivate:
     """The policy for a mechanism on private rows. Work that was lost for a reason on the short list
-    (`dpray.workers.cluster.reason_to_repeat`) is repeated: nobody has seen any output, and neither
-    rows nor draws are the reason. Every other error ends the run."""
+    (`dpray.workers.failures.Kind`) is repeated. Every other error ends the run."""
 
     max_losses: int
 
     def ends_run(self, error: Exception, has_run: bool) -> bool:
         # An engine that cannot be loaded in the first place would fail everywhere.
-        return not (was_lost(error) or (has_run and may_be_repeated(error)))
+        kind = kind_of(error)
+        return kind is not Kind.LOST and not (has_run and kind.drawing is REPEAT)
 
     def gives_up(self, error: Exception, losses: int) -> Exception | None:
         return None if losses < self.max_losses else LostTooOften(error)
@@ -218,7 +218,7 @@ class _ActorSlot:
         try:
             self.work[-1].left = set(self._actors.result(names))
         except RayError as error:
-            if not was_lost(error) or find_error(error, RayActorError) is not None:
+            if kind_of(error) is not Kind.LOST or find_error(error, RayActorError) is not None:
                 raise
             self.work.pop()
             self.undelivered = error
@@ -314,7 +314,7 @@ class ActorPool:
         run ends by it, or if no slot is left; `EndedForMemory` if Ray ended the actor for want of
         memory."""
         if self._policy.ends_run(error, slot.has_run):
-            if ended_for_memory(error):
+            if kind_of(error) is Kind.MEMORY:
                 raise EndedForMemory(frozenset(each.worker_id for each in self._slots)) from error
             raise error
         self._on_loss(slot.worker_id, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,12 +16,13 @@ import pyarrow as pa
 from dpray.config.config import Config, DataConfig
 from dpray.engines.base import EngineError
 from dpray.io.columns import column_of, is_empty, match_label, value_name
-from dpray.io.file_list import file_digest, list_files
+from dpray.io.file_list import READERS, file_digest, list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, last_row, numbered, read_piece
 from dpray.io.units import unit_of
 from dpray.mechanisms.batches import content_id, content_rank
 from dpray.types import DprayError, InputError, is_interruption
+from dpray.workers.failures import WorkerError, own_errors
 
 if TYPE_CHECKING:
     import ray.data
@@ -32,6 +33,9 @@ Row = dict[str, Any]
 ROWS = pa.schema(
     [("label", pa.string()), ("text", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
 )
+
+WITH_COLUMNS = ROWS.append(pa.field("columns", pa.map_(pa.string(), pa.string())))
+"""Of rows whose other columns are read too."""
 
 RowsOf = Callable[[Piece], Iterator[Row]]
 """Reads the rows of a file or a piece of one, and can be sent to another process."""
@@ -187,20 +191,23 @@ def tables_of(rows: Iterable[Row], schema: pa.Schema = ROWS) -> Iterator[pa.Tabl
         yield pa.Table.from_pylist(chunk, schema=schema)
 
 
-def ray_rows(config: Config, rows_of: RowsOf, tables: Tables = tables_of) -> ray.data.Dataset:
-    """Stream `tables` of the rows of all files, at most as many of each unit as its bound; each
-    piece of a file is one read task. `tables` gets the rows of one or more whole units at a time.
-    Raises Ray's error for a file that cannot be read."""
+def ray_rows(
+    config: Config, rows_of: RowsOf, tables: Tables = tables_of, schema: pa.Schema = ROWS
+) -> ray.data.Dataset:
+    """Stream `tables` of the rows of all files, at most as many of each unit as its bound; a read
+    task has a piece of a large file, or many small files. `tables` gets the rows of one or more
+    whole units at a time, all of a task together. The rows have this schema. Raises Ray's error for
+    a file that cannot be read."""
     import ray.data
 
     data = config.data
     pieces = pieces_on_ray(data_pieces(data), PIECE_BYTES)
-    whole = tables if data.unit is None else tables_of
+    whole = tables if data.unit is None else partial(tables_of, schema=schema)
     read: Any = partial(_read, pieces=pieces, rows_of=rows_of, tables=whole)
     rows = ray.data.from_items(
         [{"piece": number} for number in range(len(pieces))],
         override_num_blocks=min(len(pieces), MOST_TASKS),
-    ).map_batches(read, batch_size=1)
+    ).map_batches(read, batch_size=None)
     if data.unit is None:
         return rows
     bound: Any = partial(_bound, most=data.max_records_per_unit, tables=tables)
@@ -240,6 +247,33 @@ def check_cut_files(files: Sequence[Piece], size: int = PIECE_BYTES) -> None:
     ray.get([check.remote(file) for file in files if len(cut(file, size)) > 1])
 
 
+def hash_files(path: str, on_share: Callable[[float], None]) -> list[bytes]:
+    """Return the digests of the files that `path` names, as `file_digests` does. Tasks on all
+    machines hash them, so that the files do not all pass through the network of this one. They take
+    no CPU: the run's own group may hold all there are. Raises InputError for a file that cannot be
+    read, and Ray's error if machines are lost again and again."""
+    import ray
+
+    files = list_files(path)
+    hashing: Any = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_hash)
+    most = READERS * sum(node["Alive"] for node in ray.nodes())
+    left, place_of, digests = deque(enumerate(files)), dict[Any, int](), dict[int, bytes]()
+    while left or place_of:
+        while left and len(place_of) < most:
+            place, file = left.popleft()
+            place_of[hashing.remote(file)] = place
+        done, _ = ray.wait([*place_of], timeout=1.0)
+        with own_errors():
+            digests |= {place_of.pop(each): ray.get(each) for each in done}
+        on_share(len(digests) / len(files))
+    return [digests[place] for place in range(len(files))]
+
+
+def _hash(file: str) -> bytes:
+    with without_words():
+        return file_digest(file)
+
+
 def _count(piece: Piece) -> tuple[int, int]:
     with without_words():
         return count_rows(piece)
@@ -249,8 +283,7 @@ def _read(
     numbers: dict[str, Any], pieces: Sequence[Piece], rows_of: RowsOf, tables: Tables
 ) -> Iterator[pa.Table]:
     with without_words():
-        for number in numbers["piece"]:
-            yield from tables(rows_of(pieces[number]))
+        yield from tables(row for number in numbers["piece"] for row in rows_of(pieces[number]))
 
 
 def _bound(table: pa.Table, most: int, tables: Tables) -> Iterator[pa.Table]:
@@ -286,14 +319,6 @@ def _columns(
         if columns[name] not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
     return columns
-
-
-class WorkerError(Exception):
-    """A library's error in a worker, of which only the name is left.
-
-    Ray keeps the text of an error that a task raised until the cluster ends, and its dashboard
-    shows it to anyone with the cluster's token. A library's error may quote a record.
-    """
 
 
 @contextmanager

@@ -1,14 +1,19 @@
 """The private records stay in shards, which answer exactly: one in this process, or actors on Ray.
 
 A shard's answers hold no noise: the caller adds up the answers of all shards and adds the noise
-once. Shards are no actors of a pool, because no other actor can do a shard's work: every question
-goes to all of them, and with a lost actor its records are lost. Then the attempt ends with Ray's
-error, and the next attempt reads the records again.
+once. Every question goes to all shards, and no actor of another shard can answer for a lost one.
+
+Claim: a shard that is lost may be replaced at no cost. Another actor loads the same blocks of rows
+in the same order, and is asked what the lost one was asked. Its answers are integers, or public, so
+that the sum over all shards is what it would have been; nobody saw an answer of the lost one, and
+the noise is drawn once, by the caller, after all have answered. Only what the short list has
+(`dpray.workers.failures.REPEATED_AFTER`) is replaced: neither private rows nor draws decide it.
+Proof: docs/privacy.md, section 2.7.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple
@@ -24,10 +29,11 @@ from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.kept_state import stateless_pair
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.votes import VoteHistogram, count_votes
-from dpray.types import InputError
-from dpray.workers.cluster import never_repeated, own_errors
+from dpray.types import InputError, Resumable
+from dpray.workers.cluster import never_repeated
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.engine_pool import on_pool
+from dpray.workers.failures import REPEAT, LostTooOften, kind_of, own_errors
 from dpray.workers.placement import run_placement
 from dpray.workers.rows import (
     CHUNK,
@@ -63,8 +69,9 @@ class Shards(Generic[W]):
         voters = Shards(config, Voters)
         counts = voters.each(Voters.count, candidates_ND)
 
-    Raises InputError for bad rows, Ray's error if an actor is lost, InputError or EngineError for a
-    worker that cannot be made.
+    A lost actor is replaced, `runtime.max_attempts` times a shard. Raises InputError for bad rows,
+    LostTooOften after that, Resumable if there is no room for another actor in `runtime.wait`
+    seconds, InputError or EngineError for a worker that cannot be made.
     """
 
     def __init__(
@@ -74,7 +81,7 @@ class Shards(Generic[W]):
         *arguments: *Arguments,
         gpus: float = 0.0,
     ) -> None:
-        self._actors: list[Any] = []
+        self._shards: list[_Shard] = []
         self._local: W | None = None
         if not config.runtime.uses_ray:
             self._local = worker(config, *arguments)
@@ -89,38 +96,104 @@ class Shards(Generic[W]):
         # there are.
         runtime, shared = config.runtime, [ray.put(argument) for argument in arguments]
         places = run_placement().shards(runtime.actors, runtime.cpus_per_actor, gpus)
-        self._actors = [actor.remote(config, worker, *shared, place=place) for place in places]
-        _get(
-            [
-                self._actors[number % len(self._actors)].load.remote(block)
-                for number, block in enumerate(blocks)
-            ]
-        )
+        self._shards = [
+            _Shard(
+                partial(actor.remote, config, worker, *shared, place=place),
+                blocks[number :: len(places)],
+                config,
+            )
+            for number, place in enumerate(places)
+        ]
+        _answers(self._shards)
 
     def each(self, method: Callable[[W, *Arguments], R], *arguments: *Arguments) -> list[R]:
         """Return each worker's answer to the same arguments, in the order of the shards."""
         if self._local is not None:
             return [method(self._local, *arguments)]
         shared = [ray.put(argument) for argument in arguments]
-        return _get([actor.call.remote(method, *shared) for actor in self._actors])
+        for shard in self._shards:
+            shard.ask(method, *shared)
+        return _answers(self._shards)
 
     def scatter(self, method: Callable[[W, Sequence[T]], R], items: Sequence[T]) -> list[R]:
         """Apply the workers' method to slices of `items`, and return the answers in order: public
         work is distributed over the same actors."""
         if self._local is not None:
             return [method(self._local, items)]
-        size = -(-len(items) // len(self._actors)) or 1
-        calls = [
-            actor.call.remote(method, items[start : start + size])
-            for actor, start in zip(self._actors, range(0, len(items), size), strict=False)
-        ]
-        return _get(calls)
+        size = -(-len(items) // len(self._shards)) or 1
+        starts = range(0, len(items), size)
+        for shard, start in zip(self._shards, starts, strict=False):
+            shard.ask(method, items[start : start + size])
+        return _answers(self._shards[: len(starts)])
 
     def close(self) -> None:
-        for actor in self._actors:
-            ray.kill(actor)
+        for shard in self._shards:
+            ray.kill(shard.actor)
         run_placement().give_back_shards()
-        self._actors, self._local = [], None
+        self._shards, self._local = [], None
+
+
+class _Shard:
+    """One shard on Ray. `start` starts its actor, which loads the `blocks`."""
+
+    def __init__(self, start: Callable[[], Any], blocks: Sequence[Any], config: Config) -> None:
+        self._start, self._blocks, self._runtime = start, blocks, config.runtime
+        self._losses = 0
+        self._question: tuple[Any, ...] = ()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start an actor, and ask it the question."""
+        self.actor = self._start()
+        self._ready = self.actor.__ray_ready__.remote()
+        self._calls = [self.actor.load.remote(block) for block in self._blocks]
+        if self._question:
+            self._calls.append(self.actor.call.remote(*self._question))
+
+    def ask(self, method: Callable[..., Any], *arguments: Any) -> None:
+        self._question = (method, *arguments)
+        self._calls = [self.actor.call.remote(*self._question)]
+
+    def answer(self) -> Any:
+        """Return the answer to the question, None once all is loaded, or the reason why there is no
+        worker."""
+        if self._losses and not ray.wait([self._ready], timeout=self._runtime.wait)[0]:
+            raise Resumable(
+                "the cluster has no room: a shard was lost, and another one waited for "
+                f"{self._runtime.wait:g} s (runtime.wait); make room, or wait longer"
+            )
+        with own_errors():
+            answers = [None, *ray.get(self._calls)]
+        return next((each for each in answers if isinstance(each, Exception)), answers[-1])
+
+    def replace(self, lost: Exception) -> None:
+        """Begin again with another actor. Raises the error if the table repeats nothing after
+        it."""
+        if kind_of(lost).drawing is not REPEAT:
+            raise lost
+        self._losses += 1
+        if self._losses > self._runtime.max_attempts:
+            raise LostTooOften(lost) from lost
+        ray.kill(self.actor)
+        self._begin()
+
+
+def _answers(shards: Sequence[_Shard]) -> list[Any]:
+    """Return the answers in the order of the shards. Those that replace lost ones load at the same
+    time, and are waited for last."""
+    answers: dict[_Shard, Any] = {}
+    waiting = deque(shards)
+    while waiting:
+        shard = waiting.popleft()
+        try:
+            answers[shard] = answer = shard.answer()
+        except Exception as error:
+            shard.replace(error)
+            waiting.append(shard)
+            continue
+        if isinstance(answer, Exception):
+            raise answer
+    return [answers[shard] for shard in shards]
 
 
 class ShardActor:
@@ -155,17 +228,6 @@ def _blocks(config: Config) -> list[Any]:
         blocks: list[Any] = rows.to_arrow_refs()
         check_cut_files(data_pieces(config.data))
     return blocks
-
-
-def _get(references: list[Any]) -> list[Any]:
-    """Return the answers. Raises dpray's own errors as themselves, and the reason why an actor has
-    no worker."""
-    with own_errors():
-        answers = list(ray.get(references))
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
 
 
 # Votes
@@ -227,7 +289,9 @@ def check_voters(config: Config, gpus: float = 0.0) -> None:
         actor = never_repeated(ShardActor, config, gpus)
         voters = actor.remote(config, Voters, place=run_placement().shard())
         try:
-            _get([voters.load.remote(pa.table({}))])
+            with own_errors():
+                if (refused := ray.get(voters.load.remote(pa.table({})))) is not None:
+                    raise refused
         finally:
             ray.kill(voters)
     except EngineError as error:

@@ -22,7 +22,7 @@ from dpray.workers import shards
 from dpray.workers.engine import build_engine
 from tests.engines.bag_of_words import BagOfWords
 from tests.engines.tiny_model import make_model, sentence
-from tests.integration.fault_driver import build
+from tests.faults.driver import build
 
 RECORDS = 60
 

@@ -11,8 +11,8 @@ import pytest
 
 from dpray.ledger.ledger import Ledger
 from dpray.types import Budget
+from tests.faults.trainings import METHOD
 from tests.integration.processes import Cluster, Runs, end, short
-from tests.integration.trainings import METHOD
 
 
 @pytest.fixture

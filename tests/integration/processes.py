@@ -24,7 +24,7 @@ import yaml
 from dpray.cli import run_command
 from dpray.ledger.ledger import Ledger
 from tests.clusters import TOKEN
-from tests.integration import fault_driver
+from tests.faults import driver as faults
 
 TIMEOUT = 500
 """Seconds. Five times what the slowest step of a test takes where the cores have nothing else to
@@ -265,9 +265,9 @@ def wait_for(
 
 
 DPRAY_RUN = ["-m", "dpray", "run"]
-FAULT_DRIVER = fault_driver.__file__
+FAULT_DRIVER = faults.__file__
 WORDS = "tests/words"
-"""The model of `fault_driver` is no folder, so that no driver reads its tokenizer."""
+"""The model of `tests.faults.driver` is no folder, so that no driver reads its tokenizer."""
 COMMAND_LINES = str(Path(__file__).with_name("command_lines.py"))
 
 
@@ -299,7 +299,7 @@ class Runs:
         self.folder = folder
 
     def with_fault(self, fault: str) -> Runs:
-        """Give it the engine of `fault_driver` with a fault."""
+        """Give it the engine of `tests.faults.driver` with a fault."""
         self.fault = fault
         self.tree["engine"]["model"] = WORDS
         self.program = [FAULT_DRIVER, fault, str(self.marker)]
@@ -350,7 +350,7 @@ class Runs:
         if self.fault is None:
             code = run_command(["run", str(self.config), where, "--json"])
         else:
-            code = fault_driver.main(self.fault, str(self.marker), str(self.config), where)
+            code = faults.main(self.fault, str(self.marker), str(self.config), where)
         ended = Ended(code, *capfd.readouterr())
         self.assert_nothing_private(ended)
         return ended

@@ -15,7 +15,7 @@ from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
 from dpray.methods.config import load_config
 from dpray.types import Progress
-from tests.integration.fault_driver import build
+from tests.faults.driver import build
 from tests.integration.processes import Cluster, Runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]

@@ -14,8 +14,8 @@ import pytest
 
 from dpray.ledger.ledger import Ledger
 from tests.engines.api_server import Server, running_server
+from tests.faults.test_kills import kill_workers
 from tests.integration.processes import Cluster, Runs, environment, wait_for
-from tests.integration.test_faults import kill_workers
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,6 @@
 """`dpray run` on a Ray of its own, and what a cluster refuses and reports.
 
-Runs on the cluster of RAY_ADDRESS are in `test_faults`, vLLM in an actor too.
+Runs on the cluster of RAY_ADDRESS are in `tests/faults/test_kills.py`, vLLM in an actor too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,3 +80,99 @@ def test_what_ray_reports_does_not_stand_in_our_answer(cluster: Cluster):
         check=True,
     )
     assert ended.stdout == "answer\n"
+
+
+HASHED = """
+import sys
+import ray
+from dpray.io.file_list import file_digests
+from dpray.types import InputError
+from dpray.workers import rows
+from dpray.workers.cluster import start_ray
+
+folder, missing = sys.argv[1:]
+start_ray(None)
+rows.file_digest = None  # this process hashes nothing
+shares = []
+assert rows.hash_files(folder, shares.append) == file_digests(folder)
+assert shares == sorted(shares) and shares[-1] == 1
+rows.list_files = lambda path: [path]
+try:
+    rows.hash_files(missing, shares.append)
+except InputError as error:
+    print(error)
+"""
+
+
+def test_tasks_hash_the_files_and_an_error_names_the_file(cluster: Cluster, tmp_path: Path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"{number:02}.jsonl").write_text(f'{{"text": "{MARKER.decode()} {number}"}}\n')
+    ended = subprocess.run(
+        [sys.executable, "-c", HASHED, str(folder), str(tmp_path / "gone.jsonl")],
+        env=environment(RAY_ADDRESS=cluster.address),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stdout == f"{tmp_path}/gone.jsonl: cannot be read (FileNotFoundError)\n", ended
+
+
+SHARDS = """
+import json, sys
+from pathlib import Path
+from dpray.methods.config import parse_config
+from dpray.methods.registry import make_plan
+from dpray.methods.dp_sgd.release import shards_here, shards_on_ray
+from dpray.methods.dp_sgd.training.token_files import MappedUnits
+from dpray.workers import rows
+from dpray.workers.cluster import start_ray
+from dpray.workers.placement import placed
+
+def units(name, write):
+    (folder := Path(sys.argv[2], name)).mkdir()
+    shards = write(plan, folder)
+    mapped = MappedUnits(folder, sorted(set(shards)))
+    texts = (mapped[number] for number in range(len(mapped)))
+    return len(shards), sorted([(text.ids.tolist(), text.given) for text in unit] for unit in texts)
+
+plan = make_plan(parse_config(json.loads(sys.argv[1])))
+rows.PIECE_BYTES = 2000
+_, here = units("here", shards_here)
+start_ray(None)
+with placed(plan.config, lambda progress: None, True):
+    number, there = units("there", shards_on_ray)
+assert here == there and number > 1, (number, len(here), len(there))
+print(len(there))
+"""
+
+
+@pytest.mark.parametrize("unit", [None, "user"])
+def test_records_are_encoded_on_the_cluster_as_here(
+    records_file: Path,
+    settings: Callable[..., dict[str, Any]],
+    cluster: Cluster,
+    tmp_path: Path,
+    unit: str | None,
+):
+    rows = [json.loads(line) for line in records_file.read_text().splitlines()]
+    rows = [row | {"user": f"u{i % 17}", "stars": i % 2} for i, row in enumerate(rows)]
+    records_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = settings(
+        method={
+            "name": "dp_sgd", "batch_size": 6, "epochs": 1, "noise_multiplier": 4.0,
+            "control_columns": {"label": "Kind", "stars": "Stars"},
+            "control_values": {"stars": {0: 0.5, 1: 0.5}}, "records": 4, "max_length": 64,
+        },
+        data__unit=unit, data__max_records_per_unit=2 if unit else 1,
+        data__public_size=20_000 if unit else 60, runtime__ray_address=None,
+    )  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-c", SHARDS, json.dumps(keys), str(tmp_path)],
+        env=environment(RAY_ADDRESS=cluster.address),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stdout == ("17\n" if unit else "60\n"), ended

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import WorkerCrashedError
 
 from dpray.config.config import Config, EngineConfig
 from dpray.ledger.ledger import Ledger
@@ -19,16 +20,12 @@ from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
 from dpray.runs import runner, session
-from dpray.runs.privacy_report import NOT_COVERED, REPEATED_AFTER
+from dpray.runs.privacy_report import NOT_COVERED
 from dpray.runs.session import LOSSES
 from dpray.types import Budget, InputError, LedgerError, Resumable
-from dpray.workers import cluster
+from dpray.workers.failures import REPEATED_AFTER
 
 Settings = Callable[..., dict[str, Any]]
-
-
-class MachineLost(Exception):
-    """Stands for Ray's errors of lost machines."""
 
 
 KEPT: list[Any] = []
@@ -74,11 +71,10 @@ def lose_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             for number, outcomes in enumerate(decode(*arguments)):
                 if number == tasks and left[0] > 0:
                     left[0] -= 1
-                    raise MachineLost
+                    raise WorkerCrashedError
                 yield outcomes
 
         monkeypatch.setattr(run_module, "decode", losing)
-        monkeypatch.setattr(cluster, "was_lost", lambda e: isinstance(e, MachineLost))
 
     return arm
 

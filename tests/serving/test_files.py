@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.serve import deployment as serve_deployment
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from dpray.commands.serve import _show, serve
 from dpray.io.settings_file import parse
-from dpray.serving.applications import serve_config
+from dpray.serving.applications import scaling, serve_config
 from dpray.serving.settings import ServeFile, load_serve_config
 from dpray.terminal import Terminal
 from dpray.types import InputError
@@ -50,6 +51,7 @@ def tree() -> dict[str, Any]:
         ("serve", {"llm": {"name": "x"}, "embedder": {"name": "x"}}, "serve.llm.name"),
         ("serve", {"llm": {"min_replicas": 2}}, "serve.llm.max_replicas"),
         ("serve", {"llm": {"target_ongoing_requests": 99}}, "serve.llm.target_ongoing_requests"),
+        ("serve", {"llm": {"downscale_delay_seconds": -1}}, "serve.llm.downscale_delay_seconds"),
         ("serve", {"limits": {"requests_per_minute_per_key": 0}}, "serve.limits.requests_per"),
         ("engine", {"kind": "transformers"}, "engine.kind: only vllm"),
         ("engine", {"tensor_parallel_size": 2}, "serve.llm.gpus_per_replica"),
@@ -137,16 +139,31 @@ def test_the_packaged_files_are_what_the_command_takes_and_writes(
         and cpu.serve.llm.gpus_per_replica == 0
         and cpu.serve.auth == "none"
     )
-    for replicas in (gpu.serve.llm, gpu.serve.embedder):
-        assert replicas is not None
-        AutoscalingConfig(min_replicas=replicas.min_replicas, max_replicas=replicas.max_replicas)
-
     serve("jobs/serve_gpu.yaml", dry_run=True)
     written = yaml.safe_load(capsys.readouterr().out)
     strict(ServeDeploySchema, written)
     assert yaml.safe_load((ROOT / "cluster" / "serve.yaml").read_text()) == written
     serve("jobs/serve_gpu.yaml", ["serve.port=8123"], dry_run=True, as_json=True)
     assert json.loads(capsys.readouterr().out)["http_options"]["port"] == 8123
+
+
+def test_a_replica_that_is_taken_away_has_as_long_as_a_request_may_take(
+    tree: dict[str, Any],
+) -> None:
+    tree["serve"] |= {
+        "limits": {"request_timeout_seconds": 300},
+        "llm": {"min_replicas": 0, "max_replicas": 3, "downscale_delay_seconds": 60},
+    }
+    file = parse(ServeFile, tree)
+    assert file.serve.llm is not None
+    options = scaling(file.serve.llm, file.serve.limits)
+    deployed = serve_deployment(name="llm", **options)(lambda: None)
+    found = deployed._deployment_config
+    assert found.graceful_shutdown_timeout_s == 300
+    scales: AutoscalingConfig | None = found.autoscaling_config
+    assert scales is not None
+    assert (scales.min_replicas, scales.initial_replicas, scales.max_replicas) == (0, 1, 3)
+    assert (scales.upscale_delay_s, scales.downscale_delay_s) == (30, 60)
 
 
 def test_the_example_is_a_call_that_the_model_takes(

@@ -1,4 +1,4 @@
-"""Ray's errors are interpreted, and Ray is not given exact numbers of rows."""
+"""Ray is connected to, and is not given exact numbers of rows."""
 
 from __future__ import annotations
 
@@ -7,74 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.data._internal import stats
-from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
 from tenacity import stop_after_attempt, wait_fixed
 
 from dpray.config.sections import RuntimeConfig
 from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
-from dpray.types import DprayError, InputError, Resumable
+from dpray.types import InputError, Resumable
 from dpray.workers import cluster
 from dpray.workers.cluster import (
     COUNTED_BY,
-    ended_for_memory,
-    find_error,
     keep_counts_here,
-    own_errors,
     start_ray,
     threads,
-    was_lost,
 )
-
-
-def wrapped(error: Exception) -> Exception:
-    """As Ray raises what a task raised."""
-    found: Exception = RayTaskError("f", "Traceback\n  of several\nlines", error)
-    return found.as_instanceof_cause()  # type: ignore[attr-defined,no-any-return]
-
-
-def test_an_error_of_ours_is_found_without_rays_wrapper() -> None:
-    ours = InputError("method.template: no")
-    outer = RuntimeError("outer")
-    outer.__cause__ = wrapped(ours)
-    for error in (ours, wrapped(ours), outer, wrapped(wrapped(ours))):
-        assert find_error(error, DprayError) is ours
-    assert find_error(wrapped(ValueError("private")), DprayError) is None
-
-
-# What Ray 2.60 says of a process that its memory monitor ended.
-ENDED = "1 worker(s) were killed due to the node running low on memory. Memory on the node was 9GB"
-# What it says of one that the kernel may have ended, or anybody else.
-KILLED = "Some common causes include: (1) the process was killed by the OOM killer"
-
-
-def actor_died(message: str) -> ActorDiedError:
-    return ActorDiedError(ActorDiedErrorContext(error_message=message, actor_id=b"0" * 16))
-
-
-@pytest.mark.parametrize(
-    ("error", "lost", "for_memory"),
-    [
-        (ActorDiedError(), True, False),
-        (WorkerCrashedError(), True, False),
-        (ValueError("x"), False, False),
-        (OutOfMemoryError(ENDED), False, True),
-        (actor_died(ENDED), False, True),
-        (actor_died(KILLED), True, False),
-    ],
-)
-def test_what_is_lost_is_told_from_what_raised_and_from_want_of_memory(
-    error: Exception, lost: bool, for_memory: bool
-) -> None:
-    outer = RuntimeError("Ray Data's")
-    outer.__context__ = error
-    each_way = [error, outer]
-    if not str(error).startswith("The actor died unexpectedly before finishing this task.\n"):
-        each_way.append(wrapped(error))  # Ray cannot send the others, with their context, at all
-    for each in each_way:
-        assert was_lost(each) is lost and ended_for_memory(each) is for_memory
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
@@ -166,24 +112,6 @@ def test_exact_numbers_of_rows_stay_in_this_process(monkeypatch: pytest.MonkeyPa
     monkeypatch.delattr(stats._StatsManager, COUNTED_BY[0])
     with pytest.raises(AttributeError, match=COUNTED_BY[0]):
         keep_counts_here()
-
-
-def test_an_error_of_ours_comes_without_what_ray_data_adds_to_it() -> None:
-    from ray.data._internal.util import _annotate_exception_with_retry_context
-
-    error = _annotate_exception_with_retry_context(
-        InputError("a.csv, row 2: the label is not one"), description="apply UDF transform",
-        attempts=1, max_attempts=1, total_backoff_s=0.0, exception_str="",
-    )  # fmt: skip
-    assert "To change retry attempts" in str(error)
-
-    def fails() -> None:
-        with own_errors():
-            raise wrapped(error)  # type: ignore[arg-type]
-
-    with pytest.raises(InputError) as raised:
-        fails()
-    assert str(raised.value) == "a.csv, row 2: the label is not one"
 
 
 @pytest.mark.parametrize(

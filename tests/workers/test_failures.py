@@ -11,11 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from ray.exceptions import RayTaskError
 
 from dpray.methods.dp_sgd.training import ranks
-from dpray.types import InputError
+from dpray.types import DprayError, InputError
 from dpray.workers import rows
-from dpray.workers.rows import WorkerError, without_words
+from dpray.workers.failures import WorkerError, find_error, own_errors
+from dpray.workers.rows import without_words
 from dpray.workers.shards import ShardActor
 
 WORD = "Marlowe"
@@ -83,3 +85,36 @@ def test_an_error_of_the_system_keeps_its_number() -> None:
 def test_an_error_of_dpray_passes() -> None:
     with pytest.raises(InputError, match=r"row 3 has no text"), without_words():
         raise InputError("row 3 has no text")
+
+
+def wrapped(error: Exception) -> Exception:
+    """As Ray raises what a task raised."""
+    found: Exception = RayTaskError("f", "Traceback\n  of several\nlines", error)
+    return found.as_instanceof_cause()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_an_error_of_ours_is_found_without_rays_wrapper() -> None:
+    ours = InputError("method.template: no")
+    outer = RuntimeError("outer")
+    outer.__cause__ = wrapped(ours)
+    for error in (ours, wrapped(ours), outer, wrapped(wrapped(ours))):
+        assert find_error(error, DprayError) is ours
+    assert find_error(wrapped(ValueError("private")), DprayError) is None
+
+
+def test_an_error_of_ours_comes_without_what_ray_data_adds_to_it() -> None:
+    from ray.data._internal.util import _annotate_exception_with_retry_context
+
+    error = _annotate_exception_with_retry_context(
+        InputError("a.csv, row 2: the label is not one"), description="apply UDF transform",
+        attempts=1, max_attempts=1, total_backoff_s=0.0, exception_str="",
+    )  # fmt: skip
+    assert "To change retry attempts" in str(error)
+
+    def fails() -> None:
+        with own_errors():
+            raise wrapped(error)  # type: ignore[arg-type]
+
+    with pytest.raises(InputError) as raised:
+        fails()
+    assert str(raised.value) == "a.csv, row 2: the label is not one"

@@ -22,7 +22,7 @@ from dpray.io.formats import Piece
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.methods.config import parse_config
 from dpray.types import InputError
-from dpray.workers.cluster import EndedForMemory, own_errors, was_lost
+from dpray.workers.failures import EndedForMemory, Kind, kind_of, own_errors
 from dpray.workers.groups import (
     MOST_BLOCKS,
     MOST_SLICES,
@@ -284,14 +284,15 @@ class TestOnRay:
         one = config.model_copy(update={"runtime": config.runtime.model_copy(update={"actors": 1})})
         found, error = work(one, tmp_path, blocks=[*whole[:2], lost, *whole[2:]], slices=2)
         assert Counter(found) == {str(number): 1 for number in range(8)}
-        assert error is not None and was_lost(error) and not isinstance(error, RayActorError)
+        assert error is not None and kind_of(error) is Kind.LOST
+        assert not isinstance(error, RayActorError)
         assert len(list(tmp_path.glob("made-*"))) == 1
 
     def test_want_of_memory_is_no_loss_and_is_not_repeated(
         self, config: Config, tmp_path: Path
     ) -> None:
         found, error = work(config, tmp_path, "dies, then low on memory")
-        assert isinstance(error, EndedForMemory) and not was_lost(error)
+        assert isinstance(error, EndedForMemory) and kind_of(error) is Kind.MEMORY
         *before, struck = (tmp_path / "struck").read_text().split()
         assert "5" not in found and begun(tmp_path)["5"] == len(before) + 1
         assert struck in error.worker_ids and error.worker_ids.isdisjoint(before)

@@ -7,16 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from ray.exceptions import (
-    ActorDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    WorkerCrashedError,
-)
+from ray.exceptions import ActorDiedError, ObjectLostError, OutOfMemoryError
 
-from dpray.engines.base import DeviceLost, EngineError, LoadFailed, OutOfMemory, SelectorFailed
+from dpray.engines.base import DeviceLost, LoadFailed, SelectorFailed
 from dpray.types import DprayError, InputError
-from dpray.workers.cluster import EndedForMemory, LostTooOften
+from dpray.workers.failures import EndedForMemory, LostTooOften
 from dpray.workers.placement import Place
 from dpray.workers.pool import (
     ActorPool,
@@ -267,26 +262,16 @@ def test_work_whose_arguments_are_lost_on_their_way_costs_no_actor() -> None:
     ("error", "has_run", "ends"),
     [
         (LOST, False, False),
-        (WorkerCrashedError(), True, False),
-        (DeviceLost("the GPU is gone"), True, False),
         (LoadFailed("there is no GPU"), True, False),
         (LoadFailed("there is no GPU"), False, True),
-        (EngineError("the rows of a group were not given the same tokens"), True, True),
-        (OutOfMemory("in a step"), True, True),
         (SelectorFailed("it"), True, True),
-        (KeyError(5), True, True),
-        (MEMORY, True, True),
     ],
 )
-def test_a_private_loss_is_repeated_only_if_nobody_saw_it_and_no_text_caused_it(
+def test_an_engine_that_fails_in_the_first_place_ends_the_run(
     error: Exception, has_run: bool, ends: bool
 ) -> None:
+    """`tests/faults/test_table.py` has all that may be repeated."""
     assert PRIVATE.ends_run(error, has_run) == ends
-
-
-def test_private_work_is_given_up_after_three_losses() -> None:
-    assert PRIVATE.gives_up(LOST, losses=2) is None
-    assert isinstance(PRIVATE.gives_up(LOST, losses=3), LostTooOften)
 
 
 class Started:

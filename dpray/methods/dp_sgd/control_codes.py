@@ -7,7 +7,7 @@ of a released sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, cycle
@@ -22,9 +22,8 @@ from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_sgd.algorithm import TextEncoder
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.dp_sgd.training.step import TrainingText
-from dpray.methods.dp_sgd.training.token_files import shard_of
 from dpray.types import InputError
-from dpray.workers.rows import data_pieces, record_rows
+from dpray.workers.rows import Row
 
 TERMS = "Terms"
 """Terms have this name in a code."""
@@ -146,19 +145,12 @@ def text_encoder(engine: EngineConfig, settings: DpSgdSettings) -> TextEncoder:
 
 
 def unit_texts(
-    data: DataConfig, encoder: TextEncoder, codes: ControlCodes, shard: int, shards: int
+    rows: Iterable[Row], encoder: TextEncoder, codes: ControlCodes
 ) -> Iterator[tuple[str, int, TrainingText]]:
-    """Read all records, and encode those of one of `shards` shards of the units: yield each one's
-    unit, its rank in that unit, and its text with its control code. Without a unit column each
-    record is a unit, its copies too. Raises InputError that names the row."""
-    rows = (
-        row
-        for piece in data_pieces(data)
-        for row in record_rows(piece, data, codes.values, by_place=True)
-    )
+    """Encode records: yield each one's unit, its rank in that unit, and its text with its control
+    code."""
     terms_in = codes.term_finder()
     for row in rows:
-        if shard_of(row["unit"], shards) == shard:
-            terms = terms_in(row["text"])
-            code = codes.fitting(row["columns"], terms, encoder.encode, encoder.max_length)
-            yield row["unit"], row["rank"], encoder.training_text(code, row["text"])
+        terms = terms_in(row["text"])
+        code = codes.fitting(row["columns"], terms, encoder.encode, encoder.max_length)
+        yield row["unit"], row["rank"], encoder.training_text(code, row["text"])

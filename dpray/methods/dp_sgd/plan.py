@@ -31,6 +31,7 @@ from dpray.runs.plan import (
     Signal,
     TokenLimit,
     first_enough,
+    label_histogram,
     resolved_noise_multiplier,
     within_epsilon,
 )
@@ -92,7 +93,8 @@ class DpSgdPlan(Plan):
         most = self.settings.max_length
         limit = TokenLimit("method.max_length", most, lambda codec: 0, tokens)
         columns = self._labels() | control
-        return Reads(columns, token_limits=(limit,), checked_first=True)
+        is_measured = label_histogram(self.config) is not None
+        return Reads(columns, token_limits=(limit,), checked_first=is_measured)
 
     def unpaid_repeats(self, lost: Sequence[int]) -> list[int]:
         """Return how many of the steps of each lost block the first charge does not pay for."""

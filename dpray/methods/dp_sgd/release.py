@@ -8,11 +8,14 @@ training resumes after the last one that was published, and pays for the steps t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
@@ -22,29 +25,48 @@ from dpray.engines.base import PlainPrompt, Sampling
 from dpray.engines.model_path import BASE_PLACE, absolute_model
 from dpray.engines.requests import Request, ask_until_accepted
 from dpray.engines.text import TextCodec
-from dpray.io.files import disk_is_full, sha256_of, sync_all, write_durably
+from dpray.io.files import make_private, sha256_of, sync_all, write_durably
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.methods.dp_sgd.training.journal import Journal, lost_blocks
 from dpray.methods.dp_sgd.training.model import ADAPTER
 from dpray.methods.dp_sgd.training.step import SUM_ROUNDING
-from dpray.methods.dp_sgd.training.token_files import MappedUnits, write_shard
+from dpray.methods.dp_sgd.training.token_files import (
+    SHARDS,
+    MappedUnits,
+    check_shards,
+    shard_names,
+    write_names,
+    write_shard,
+)
 from dpray.methods.dp_sgd.training.training import OnStep, ReferenceTrainer, Training, train_here
-from dpray.runs.folder import CHECKPOINTS, DISK_FULL, MODEL, RAY_TRAIN, TOKENS
+from dpray.runs.folder import CHECKPOINTS, MODEL, RAY_TRAIN, TOKENS
 from dpray.runs.plan import privacy_unit
 from dpray.runs.privacy_report import MethodPart, Steps
 from dpray.runs.released import model_name
 from dpray.runs.session import Release, Session
-from dpray.types import Budget, BudgetRefused, DprayError, Resumable
-from dpray.workers.cluster import ended_for_memory
+from dpray.types import Budget, BudgetRefused, DprayError
 from dpray.workers.engine import gpus_of_rank, with_absolute_model
+from dpray.workers.failures import own_errors
+from dpray.workers.placement import run_placement
+from dpray.workers.rows import (
+    WITH_COLUMNS,
+    Row,
+    RowsOf,
+    check_cut_files,
+    data_pieces,
+    ray_rows,
+    record_rows,
+)
 
 DpSgdSession = Session[DpSgdPlan]
 
 
 def release(session: DpSgdSession) -> Release:
     plan, config, settings = session.plan, session.config, session.plan.settings
+    if session.published(MODEL) is None:
+        encode_records(session)
     resume_hint = session.resume_hint
     if session.published(MODEL) is None and not plan.config.not_private:
         session.resume_hint = (
@@ -75,26 +97,11 @@ def release(session: DpSgdSession) -> Release:
 def train(session: DpSgdSession) -> dict[str, Any]:
     """Make all steps that are not made yet; return the files to release with their SHA-256."""
     charge_repeats(session)
-    tuned, private = tuned_folder(session), session.folder.private.resolve()
-    tokens, steps = private / TOKENS, session.plan.method.steps
-    for left in (tuned, tokens):
-        shutil.rmtree(left, ignore_errors=True)
-    tokens.mkdir()
-    session.show("loading the model, encoding records", 0, steps)
-    try:
-        run_training(
-            session, training_of(session), lambda t: session.show("training steps", t, steps)
-        )
-        sync_all(tuned)
-    except Exception as error:
-        # Unlike other mechanisms, repeated steps are charged again: the unit need not fail.
-        if ended_for_memory(error):
-            raise Resumable("Ray ended a rank for want of memory") from error
-        if disk_is_full(error):
-            raise Resumable(DISK_FULL) from error
-        raise
-    finally:
-        shutil.rmtree(tokens, ignore_errors=True)
+    tuned, steps = tuned_folder(session), session.plan.method.steps
+    shutil.rmtree(tuned, ignore_errors=True)
+    session.show("loading the model", 0, steps)
+    run_training(session, training_of(session), lambda t: session.show("training steps", t, steps))
+    sync_all(tuned)
     return {"files": hashes(released_folder(session))}
 
 
@@ -103,7 +110,7 @@ def training_of(session: DpSgdSession) -> Training:
     private = session.folder.private.resolve()
     return Training(
         method=plan.method,
-        read=partial(read_units, plan, str(private / TOKENS)),
+        read=partial(read_units, str(tokens_folder(session))),
         base=plan.config.engine.model,
         base_name=model_name(session.config.engine.model),
         folder=str(tuned_folder(session)),
@@ -138,15 +145,64 @@ def run_training(session: DpSgdSession, training: Training, show: OnStep) -> Non
         )
 
 
-def read_units(plan: DpSgdPlan, tokens: str, trainer: ReferenceTrainer) -> MappedUnits:
-    """Read the data on a rank and encode its shard of the units into the folder `tokens`, which all
-    ranks see; return all units."""
-    data, folder = plan.config.data, Path(tokens)
+def encode_records(session: DpSgdSession) -> None:
+    """Read every record once and write its token ids, for all ranks and all attempts: on Ray in
+    tasks on any machines with CPUs, before a rank has its place. Nothing is drawn from the records,
+    so Ray may repeat the tasks, and a bad row can be corrected. Raises InputError that names the
+    row.
+
+    What an earlier attempt wrote is used again once a mechanism has begun: then neither the data
+    nor the configuration may have changed.
+    """
+    folder = tokens_folder(session)
+    if session.has_begun and (folder / SHARDS).exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    make_private(folder)
+    session.show("encoding records")
+    plan = replace(session.plan, config=with_absolute_paths(session.config))
+    write_names(folder, (shards_here if session.in_process else shards_on_ray)(plan, folder))
+
+
+def shards_here(plan: DpSgdPlan, folder: Path) -> list[str]:
+    """Write the token ids of all records in this process; return the shards' names."""
+    rows = chain.from_iterable(map(rows_of(plan), data_pieces(plan.config.data)))
+    return [encode_rows(plan, folder, rows)]
+
+
+def shards_on_ray(plan: DpSgdPlan, folder: Path) -> list[str]:
+    """Write the token ids of all records in Ray's tasks; return the shards' names."""
+
+    def tables(rows: Iterable[Row]) -> Iterator[pa.Table]:
+        yield pa.table({"shard": [encode_rows(plan, folder, rows)]})
+
+    with own_errors():
+        run_placement().make_room()
+        shards = ray_rows(plan.config, rows_of(plan), tables, WITH_COLUMNS).take_all()
+        check_cut_files(data_pieces(plan.config.data))
+    return [shard["shard"] for shard in shards]
+
+
+def rows_of(plan: DpSgdPlan) -> RowsOf:
+    columns = plan.reads.column_values
+    return partial(record_rows, data=plan.config.data, column_values=columns, by_place=True)
+
+
+def encode_rows(plan: DpSgdPlan, folder: Path, rows: Iterable[Row]) -> str:
+    """Write the token ids of records, with all records of their units, and return the shard."""
+    # A column of Arrow's maps comes back as pairs.
     encoder = text_encoder(plan.config.engine, plan.settings)
-    texts = unit_texts(data, encoder, plan.codes, trainer.rank, trainer.ranks)
-    write_shard(folder, trainer.rank, texts, data.max_records_per_unit)
+    named = (row | {"columns": dict(row["columns"])} for row in rows)
+    texts = unit_texts(named, encoder, plan.codes)
+    return write_shard(folder, texts, plan.config.data.max_records_per_unit)
+
+
+def read_units(folder: str, trainer: ReferenceTrainer) -> MappedUnits:
+    """Return all units on a rank, once every rank has found its share of the shards unaltered."""
+    names = shard_names(Path(folder))
+    check_shards(Path(folder), names[trainer.rank :: trainer.ranks])
     trainer.wait_for_ranks()
-    return MappedUnits(folder, trainer.ranks)
+    return MappedUnits(Path(folder), names)
 
 
 def charge_repeats(session: DpSgdSession) -> None:
@@ -255,6 +311,10 @@ def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> Me
         if plan.config.not_private
         else f"{NOISE_SOURCE}; rounded to float32",
     )
+
+
+def tokens_folder(session: DpSgdSession) -> Path:
+    return session.folder.private.resolve() / TOKENS
 
 
 def tuned_folder(session: DpSgdSession) -> Path:

@@ -13,8 +13,8 @@ from dpray.ledger.ledger import RunLedger
 from dpray.methods.private_prediction.algorithm import Batch, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import encode_private, shown_examples
-from dpray.types import LedgerError, is_interruption
-from dpray.workers.cluster import is_own_failure
+from dpray.types import LedgerError
+from dpray.workers.failures import is_own_failure
 from dpray.workers.groups import Outcome, group_texts
 from dpray.workers.rows import Row
 
@@ -111,8 +111,6 @@ class BatchDecoder:
                     begun.running.remove(state.S.batch_id)
                     yield self._outcome(state)
             except BaseException as error:
-                if is_interruption(error):
-                    raise
                 stopped = error
         if stopped is not None and not is_own_failure(stopped):
             raise stopped

@@ -10,7 +10,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -51,9 +50,6 @@ BATCHES_PER_PART = 512
 SECONDS_PER_PART = 2.0
 """The time between two parts on Ray. A part costs the driver some ten milliseconds, for the ledger
 and the disk, however many batches it has."""
-
-SORTED = "sorted.db"
-"""The file in `staging` in which the release is sorted."""
 
 
 def release(session: BatchSession) -> Release:
@@ -188,30 +184,23 @@ def records(session: BatchSession) -> Iterator[dict[str, Any]]:
         for outcome in session.folder.published_records()
         for turn, record in enumerate(records_of(plan, outcome))
     )
-    return islice(external_sort(session.folder.staging / SORTED, placed), plan.settings.max_records)
+    return islice(external_sort(placed), plan.settings.max_records)
 
 
-def external_sort(
-    path: Path, placed: Iterable[tuple[int, dict[str, Any]]]
-) -> Iterator[dict[str, Any]]:
-    """Yield records in the order of their places, which are distinct. They are sorted on disk, in
-    the file `path`, which is removed: memory does not grow with their number."""
-    path.unlink(missing_ok=True)
-    try:
-        # Nothing of it has to outlast a crash.
-        with closing(sqlite3.connect(path, isolation_level=None)) as database:
-            for setting in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -65536"):
-                database.execute(f"PRAGMA {setting}")
-            database.execute("CREATE TABLE records (place INTEGER PRIMARY KEY, record TEXT)")
-            database.execute("BEGIN")
-            database.executemany(
-                "INSERT INTO records VALUES (?, ?)",
-                ((place, json.dumps(record)) for place, record in placed),
-            )
-            for (record,) in database.execute("SELECT record FROM records ORDER BY place"):
-                yield json.loads(record)
-    finally:
-        path.unlink(missing_ok=True)
+def external_sort(placed: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Yield records in the order of their places, which are distinct. They are sorted on a disk of
+    this machine, not of the output's volume: memory does not grow with their number."""
+    # With this name SQLite makes a temporary file, and removes it.
+    with closing(sqlite3.connect("", isolation_level=None)) as database:
+        database.execute("PRAGMA cache_size = -65536")
+        database.execute("CREATE TABLE records (place INTEGER PRIMARY KEY, record TEXT)")
+        database.execute("BEGIN")
+        database.executemany(
+            "INSERT INTO records VALUES (?, ?)",
+            ((place, json.dumps(record)) for place, record in placed),
+        )
+        for (record,) in database.execute("SELECT record FROM records ORDER BY place"):
+            yield json.loads(record)
 
 
 def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[str, Any]]:

@@ -24,18 +24,21 @@ from dpray.methods.dp_sgd.control_codes import (
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.dp_sgd.training.step import TrainingText
 from dpray.types import InputError
+from dpray.workers.rows import data_pieces, record_rows
 from tests.workers.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def texts_of(
-    config: Config, shard: int = 0, shards: int = 1, terms: dict[str, list[list[str]]] | None = None
+    config: Config, terms: dict[str, list[list[str]]] | None = None
 ) -> list[tuple[str, TrainingText]]:
     assert isinstance(config.method, DpSgdSettings)
     encoder = text_encoder(config.engine, config.method)
     codes = control_codes(config.data, config.method).with_sequences(terms or {}, "label")
-    texts = unit_texts(config.data, encoder, codes, shard, shards)
+    [piece] = data_pieces(config.data)
+    rows = record_rows(piece, config.data, codes.values, by_place=True)
+    texts = unit_texts(rows, encoder, codes)
     return [(unit, text) for unit, _, text in texts]
 
 
@@ -162,10 +165,8 @@ def test_a_unit_brings_its_records_together(
     rows = [row | {"user": f"u{i % 7}"} for i, row in enumerate(rows)]
     records_file.write_text("".join(json.dumps(row) + "\n" for row in rows + rows[:1]))
     run = config(data__unit="user", data__max_records_per_unit=4)
-    shards = [texts_of(run, shard, 3) for shard in range(3)]
-    assert sum(map(len, shards)) == 61
-    units = [{unit for unit, _ in texts} for texts in shards]
-    assert set.union(*units) == {f"u{i}" for i in range(7)} and sum(map(len, units)) == 7
+    texts = texts_of(run)
+    assert len(texts) == 61 and {unit for unit, _ in texts} == {f"u{i}" for i in range(7)}
     # Without units, a record that is there twice is two.
     assert len({unit for unit, _ in texts_of(config())}) == 61
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -16,18 +17,22 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.config import Config
 from dpray.engines.base import EngineError, PlainPrompt
+from dpray.io.formats import Piece
 from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods import registry as methods
+from dpray.methods.dp_sgd import release
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
 from dpray.methods.dp_sgd.training import journal
 from dpray.methods.dp_sgd.training.journal import TrainingState
 from dpray.methods.dp_sgd.training.model import load_loss, put_weights
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep
+from dpray.methods.dp_sgd.training.token_files import MappedUnits, write_names, write_shard
 from dpray.methods.dp_sgd.training.training import GradientNoise, ReferenceTrainer
 from dpray.types import BudgetRefused, DprayError, InputError, Progress, Resumable
 from dpray.workers.engine import build_engine
+from dpray.workers.rows import Row, record_rows
 from tests.methods.dp_sgd.training.states import state_of
 from tests.methods.dp_sgd.training.tiny_gradients import texts
 from tests.workers.outcomes import open_budget
@@ -44,7 +49,60 @@ def interrupt(run: Config, steps: int) -> None:
 
     with pytest.raises(Resumable, match="from the last checkpoint: the steps after it, 2 at"):
         methods.run(run, on_progress)
-    assert not (Path(run.output.path) / "private" / "tokens").exists()
+
+
+def test_records_are_read_once_and_kept_until_the_model_is_published(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = config()
+    open_budget(run)
+    read: list[str] = []
+
+    def counted(piece: Piece, *arguments: Any, **named: Any) -> Iterator[Row]:
+        read.append(piece.file)
+        yield from record_rows(piece, *arguments, **named)
+
+    monkeypatch.setattr(release, "record_rows", counted)
+    tokens = Path(run.output.path) / "private" / "tokens"
+    # Of a run with other keys, which stopped before it drew anything.
+    tokens.mkdir(parents=True)
+    write_names(tokens, [write_shard(tokens, [], 1)])
+    interrupt(run, 3)
+    _, first = sorted(tokens.iterdir(), key=Path.is_dir)
+    assert len(MappedUnits(tokens, [first.name])) == 60
+    report = methods.run(run)
+    assert read == [run.data.path] and report["steps"]["repeated"] == 2
+    assert not tokens.exists()
+
+
+def test_token_ids_that_were_altered_stop_the_run_before_a_step_begins(
+    config: Callable[..., Config],
+) -> None:
+    run = config()
+    open_budget(run)
+    interrupt(run, 3)
+    tokens = Path(run.output.path) / "private" / "tokens"
+    [ids] = tokens.glob("*/ids.bin")
+    ids.write_bytes(ids.read_bytes()[:-4] + bytes(4))
+    with pytest.raises(InputError, match="remove the folder; the run is charged: once that is"):
+        methods.run(run)
+    rmtree(tokens)
+    assert methods.run(run)["steps"] == {"planned": 6, "repeated": 2, "charged": 8}
+
+
+def test_a_bad_row_is_corrected_at_no_cost(
+    config: Callable[..., Config], records_file: Path
+) -> None:
+    """It is found before a mechanism begins: the run has not drawn anything from the file."""
+    run, good = config(), records_file.read_text()
+    open_budget(run)
+    lines = good.splitlines(keepends=True)
+    lines[40] = '{"text": 7, "label": "a"}\n'
+    records_file.write_text("".join(lines))
+    with pytest.raises(InputError, match=r"row 41: .*; the run is charged: once that is fixed"):
+        methods.run(run)
+    records_file.write_text(good)
+    assert methods.run(run)["steps"]["repeated"] == 0
 
 
 def test_a_progress_function_that_raises_fails_no_training(config: Callable[..., Config]) -> None:

@@ -40,8 +40,8 @@ from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer, Training, train
 from dpray.types import DprayError, Resumable
-from dpray.workers.cluster import ended_for_memory, find_error, was_lost
 from dpray.workers.engine import HIDDEN
+from dpray.workers.failures import Kind, find_error, kind_of
 from dpray.workers.placement import run_placement
 from dpray.workers.rows import without_words
 
@@ -114,8 +114,8 @@ def reason(error: TrainingFailedError) -> BaseException:
             )
         if (ours := find_error(failure, DprayError)) is not None:
             return ours
-    lost = [f for f in failures if ended_for_memory(f)] or [f for f in failures if was_lost(f)]
-    return (lost or failures)[0]
+    kinds = {kind_of(failure): failure for failure in reversed(failures)}
+    return kinds.get(Kind.MEMORY) or kinds.get(Kind.LOST) or failures[0]
 
 
 def _failures(error: TrainingFailedError) -> Iterator[BaseException]:

@@ -29,6 +29,7 @@ from dpray.methods.dp_sgd.training.model import check_norms, load_loss, put_weig
 from dpray.methods.dp_sgd.training.rows import RowCheck
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
+from dpray.methods.dp_sgd.training.token_files import NOT_SHARED
 from dpray.types import DprayError, InputError
 
 BLOCK = 1 << 20
@@ -227,10 +228,7 @@ def train(
     # Rank 0 may be on any node, in the next attempt on another one, so every rank checks. Found
     # after the first steps, this would cost what they were charged.
     if not Path(training.folder).parent.is_dir():
-        raise InputError(
-            "output.path: a rank of the training does not see this folder; put it on a disk that "
-            "all nodes share"
-        )
+        raise InputError(NOT_SHARED)
     journal = training.journal
     trainer, start = _resumed(training, make_trainer, loading)
 

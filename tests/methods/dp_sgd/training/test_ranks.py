@@ -16,7 +16,7 @@ from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, Wo
 
 from dpray.methods.dp_sgd.training.ranks import reason
 from dpray.types import InputError, Resumable
-from dpray.workers.cluster import is_own_failure, reason_to_repeat
+from dpray.workers.failures import Kind, is_own_failure, kind_of
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_ranks_that_were_lost_before_they_began_are_started_anew() -> None:
         raise WorkerGroupStartupFailedError("an actor failed") from RayActorError()
     except WorkerGroupStartupFailedError as error:
         found = reason(came(ControllerError(error)))
-    assert isinstance(found, WorkerCrashedError) and reason_to_repeat(found)
+    assert isinstance(found, WorkerCrashedError) and kind_of(found) is Kind.LOST
 
 
 def test_what_a_rank_raised_comes_before_what_the_others_miss() -> None:

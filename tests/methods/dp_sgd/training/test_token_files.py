@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from operator import itemgetter
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -13,7 +14,17 @@ import torch
 
 from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch
 from dpray.methods.dp_sgd.training.step import TrainingText
-from dpray.methods.dp_sgd.training.token_files import MappedUnits, shard_of, write_shard
+from dpray.methods.dp_sgd.training.token_files import (
+    IDS,
+    NOT_SHARED,
+    TEXTS,
+    MappedUnits,
+    check_shards,
+    shard_names,
+    write_names,
+    write_shard,
+)
+from dpray.types import InputError
 
 Texts = list[tuple[str, int, TrainingText]]
 
@@ -32,10 +43,11 @@ def made_up(units: int, most: int) -> Texts:
 
 
 def written(folder: Path, texts: Texts, shards: int, most: int = 1) -> MappedUnits:
-    for shard in range(shards):
-        mine = [text for text in texts if shard_of(text[0], shards) == shard]
-        write_shard(folder, shard, mine, most)
-    return MappedUnits(folder, shards)
+    parts: list[Texts] = [[] for _ in range(shards)]
+    for text in texts:
+        parts[crc32(text[0].encode()) % shards].append(text)
+    write_names(folder, [write_shard(folder, part, most) for part in parts])
+    return MappedUnits(folder, shard_names(folder))
 
 
 @pytest.mark.parametrize("shards", [1, 3, 50])  # fifty for forty units: some shards are empty
@@ -59,12 +71,45 @@ def test_every_units_texts_of_lowest_rank_come_back(tmp_path: Path, shards: int,
         units[40]
 
 
-def test_shards_share_the_units_out_and_name_none(tmp_path: Path) -> None:
-    texts = made_up(300, 1)
-    written(tmp_path, texts, 3)
-    sizes = [len(np.load(path)) for path in sorted(tmp_path.glob("units-*.npy"))]
-    assert sum(sizes) == 300 and min(sizes) > 70
-    assert all(b"unit" not in path.read_bytes() for path in tmp_path.iterdir())
+def test_files_name_no_unit_and_are_the_owners(tmp_path: Path) -> None:
+    written(tmp_path, made_up(300, 1), 3)
+    files = [path for path in tmp_path.glob("*/*") if path.is_file()]
+    assert len(files) == 9
+    assert all(b"unit" not in path.read_bytes() for path in files)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+
+
+def test_a_task_that_is_repeated_makes_the_same_shard(tmp_path: Path) -> None:
+    texts = made_up(40, 2)
+    first = write_shard(tmp_path, texts, 2)
+    (tmp_path / "0.part").mkdir()  # of a task that was killed
+    assert write_shard(tmp_path, texts, 2) == first
+    assert write_shard(tmp_path, texts[1:], 2) != first
+    assert len([*tmp_path.iterdir()]) == 3
+
+
+@pytest.mark.parametrize("file", [IDS, TEXTS])
+def test_what_was_altered_or_lost_is_not_trained_on(tmp_path: Path, file: str) -> None:
+    written(tmp_path, made_up(40, 2), 3)
+    names = shard_names(tmp_path)
+    check_shards(tmp_path, names)
+    path = tmp_path / names[1] / file
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="does not hold the token ids that were written there"):
+        check_shards(tmp_path, names[1:])
+    check_shards(tmp_path, names[:1])
+    path.unlink()
+    with pytest.raises(InputError, match="remove the folder"):
+        check_shards(tmp_path, names)
+
+
+def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+    for use in (shard_names, lambda folder: write_shard(folder, [], 1)):
+        with pytest.raises(InputError) as error:
+            use(tmp_path / "elsewhere")
+        assert str(error.value) == NOT_SHARED
 
 
 def test_a_mapped_text_makes_the_same_micro_batch(tmp_path: Path) -> None:
@@ -80,6 +125,6 @@ def test_only_what_is_used_is_read(tmp_path: Path) -> None:
     for."""
     [text] = written(tmp_path, [("u", 0, TrainingText((1, 2, 3), 1))], 1)[0]
     assert (len(text.ids), text.given) == (3, 1)
-    with open(tmp_path / "ids-0.bin", "r+b") as file:
+    with open(tmp_path / shard_names(tmp_path)[0] / IDS, "r+b") as file:
         file.write(np.array([7, 8, 9], dtype=np.int32).tobytes())
     assert list(text.ids) == [7, 8, 9]

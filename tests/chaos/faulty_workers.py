@@ -1,9 +1,9 @@
 """Workers of Ray that fail at a private text, and quote it.
 
 `python faulty_workers.py PLACE FAULT MARKER CONFIG` runs a configuration on the cluster of
-RAY_ADDRESS, with the engine of `fault_driver` unless it trains a model. In the workers, whose
-processes call `install` when they start, the function PLACE meets FAULT with the first private text
-that it gets:
+RAY_ADDRESS, with the engine of `tests.faults.driver` unless it trains a model. In the workers,
+whose processes call `install` when they start, the function PLACE meets FAULT with the first
+private text that it gets:
 
 - `quotes`: an error of pyarrow, torch or pydantic (which checks vLLM's arguments) that repeats it;
 - `memory`: the process may take no more memory, and allocates until Python or a library raises;
@@ -151,7 +151,7 @@ def fill_the_memory(text: str) -> None:
 
 def main(place: str, fault: str, marker: str, config: str) -> int:
     from dpray.cli import run_command
-    from tests.integration import fault_driver
+    from tests.faults import driver
 
     # After dpray: Ray reads the settings of `dpray.workers` when it is imported.
     ray: Any = importlib.import_module("ray")
@@ -161,12 +161,12 @@ def main(place: str, fault: str, marker: str, config: str) -> int:
     }
     environment = {
         "env_vars": variables,
-        "worker_process_setup_hook": "tests.integration.faulty_workers.install",
+        "worker_process_setup_hook": "tests.chaos.faulty_workers.install",
     }
     ray.init(runtime_env=environment, log_to_driver=False, logging_level="ERROR")
     if "dp_sgd" in Path(config).read_text():  # it trains a real model, which writes the texts
         return run_command(["run", config, "--json"])
-    return fault_driver.main("none", marker, config)
+    return driver.main("none", marker, config)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import pytest
 from tests.chaos.kept import keep
 from tests.chaos.recount import recount
 from tests.chaos.rehearsed import METHODS, RECORDS, make_budget
+from tests.chaos.side_doors import with_faulty_workers
 from tests.databases import new_schema
 from tests.integration.processes import Runs
-from tests.integration.side_doors import with_faulty_workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(1800)]
 

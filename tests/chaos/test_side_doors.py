@@ -16,8 +16,8 @@ import pytest
 from tests.chaos.kept import keep
 from tests.chaos.recount import recount
 from tests.chaos.rehearsed import RECORDS
+from tests.chaos.side_doors import assert_closed, shown_on_dashboard, with_faulty_workers
 from tests.integration.processes import MARKER, Cluster, Ended, Runs, ray_cluster, short
-from tests.integration.side_doors import assert_closed, shown_on_dashboard, with_faulty_workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(1800)]
 

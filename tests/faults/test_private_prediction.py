@@ -26,11 +26,8 @@ from dpray.engines.base import (
     Following,
     LockstepGroup,
     LockstepResult,
-    OutOfMemory,
-    SelectorFailed,
     engine_error,
     failure_name,
-    may_be_repeated,
     nothing_follows,
     selector_error,
 )
@@ -41,10 +38,15 @@ from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import MOST_COPIES, bound_copies
 from dpray.types import DprayError, InputError, Resumable, RunFailed
-from dpray.workers.cluster import EndedForMemory, LostTooOften
+from dpray.workers.failures import (
+    EndedForMemory,
+    Kind,
+    LostTooOften,
+    is_own_failure,
+    kind_of,
+)
 from dpray.workers.groups import PLACEHOLDER, group_texts
 from tests.engines.kept import Kept
-from tests.integration.fault_driver import watched
 
 
 def accelerator_error(number: int) -> Exception:
@@ -71,7 +73,8 @@ class Faulty(Kept):
         self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
     ) -> Iterator[LockstepResult]:
         if isinstance(groups, list):  # the device's own test, before any batch
-            return self.engine.decode_lockstep(groups, following)
+            yield from self.engine.decode_lockstep(groups, following)
+            return
         batches = 0
 
         def seen() -> Iterator[LockstepGroup]:
@@ -85,11 +88,10 @@ class Faulty(Kept):
             batches += next_text is None
             return next_text
 
-        def failing(_: int) -> None:
+        for text in self.engine.decode_lockstep(seen(), counted):
+            yield text
             if batches == self.after and self.errors:
                 raise self.errors.pop(0)
-
-        return watched(self.engine.decode_lockstep(seen(), counted), failing)
 
 
 @pytest.fixture
@@ -198,21 +200,15 @@ def test_an_engine_that_fails_each_time_ends_the_run_for_now(
 @pytest.mark.parametrize(
     ("error", "name"),
     [
-        (SelectorFailed("the token selector failed (ArithmeticError)"), "SelectorFailed"),
-        (EngineError("the rows of a group were not given the same tokens"), "EngineError"),
-        (EngineError("vLLM lost a row of a group; nothing is drawn without it"), "EngineError"),
         (engine_error("the model failed in a step", IndexError("Marlowe")), "EngineError"),
-        (engine_error("vLLM failed in a step", accelerator_error(710)), "EngineError"),
-        (selector_error("AcceleratorError"), "EngineError"),
-        (DprayError("no ledger and no file says so"), "DprayError"),
         (OSError(errno.EIO, "Input/output error"), "OSError"),
-        (OutOfMemory("vLLM failed in a step (OutOfMemory)"), "OutOfMemory"),
         (MemoryError(), "OutOfMemory"),
     ],
 )
 def test_a_mechanism_that_raised_and_want_of_memory_are_final(
     config: Callable[..., Config], engine: Engine, error: Exception, name: str
 ) -> None:
+    """`test_table` has the other errors that are not on the short list."""
     faulty = Faulty(engine, [error])
     with pytest.raises(DprayError, match=f"failed with {name} .*never repeated") as ended:
         run(config(), faulty)
@@ -229,11 +225,14 @@ def test_a_mechanism_that_raised_and_want_of_memory_are_final(
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "OutOfMemory"),
         (OSError(12, "Cannot allocate memory"), "OutOfMemory"),
         (ValueError("cannot encode 'the ward ran out of memory aids'"), "ValueError"),
+        (accelerator_error(710), "AcceleratorError"),
     ],
 )
 def test_what_a_text_says_is_no_want_of_memory(error: Exception, name: str) -> None:
     """An error may quote a prompt, whose words must not decide whether its batch is repeated."""
     assert failure_name(error) == name
+    assert kind_of(engine_error("in a step", error)) is Kind.ENGINE
+    assert kind_of(selector_error(name)) is Kind.ENGINE
 
 
 @pytest.mark.parametrize("number", BROKEN)
@@ -241,14 +240,14 @@ def test_an_error_of_the_hardware_is_told_by_its_number(number: int) -> None:
     error = RuntimeError("a wrapper")
     error.__cause__ = accelerator_error(number)
     for found in (engine_error("in a step", error), selector_error(failure_name(error))):
-        assert isinstance(found, DeviceLost) and may_be_repeated(found)
+        assert kind_of(found) is Kind.DEVICE_LOST
 
 
 @given(st.text(), st.sampled_from([IndexError, RuntimeError, ValueError, OSError, KeyError]))
 def test_no_words_of_an_error_have_a_batch_repeated(words: str, kind: type[Exception]) -> None:
     for said in (words, f"{words} uncorrectable ECC error; actor died; CUDA error 214"):
-        assert not may_be_repeated(engine_error("in a step", kind(said)))
-        assert not may_be_repeated(selector_error(failure_name(kind(said))))
+        assert is_own_failure(engine_error("in a step", kind(said)))
+        assert is_own_failure(selector_error(failure_name(kind(said))))
 
 
 def test_a_draw_that_cannot_be_written_is_not_drawn_again(

@@ -22,9 +22,10 @@ from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.registry import make_plan
 from dpray.types import Budget, BudgetRefused
-from tests.integration.fault_driver import build
+from dpray.workers.failures import Kind
+from tests.faults.driver import build
+from tests.faults.trainings import assert_charged, held_in_mid_training
 from tests.integration.processes import Cluster, Ended, Runs, fill, small_disk_at, wait_for
-from tests.integration.trainings import assert_charged, held_in_mid_training
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +152,7 @@ def test_engine_that_the_pool_cannot_load_and_then_one_that_raises_once(
     report = run.with_fault("fails_once").here(capfd, cluster.address).report
     repeated = report["batches"]["repeated"]
     assert run.marker.exists() and 1 <= repeated <= 10
-    lost_starts = {"the loss of a device or of an engine's process": repeated}
+    lost_starts = {Kind.DEVICE_LOST.loss: repeated}
     assert report["repeats"]["lost_starts"] == lost_starts
     run.assert_whole(report)
 

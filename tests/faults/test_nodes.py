@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.trainings import assert_charged, held_in_mid_training
 from tests.integration.processes import (
     Cluster,
     Runs,
@@ -20,7 +21,6 @@ from tests.integration.processes import (
     wait_for,
     workers_of,
 )
-from tests.integration.trainings import assert_charged, held_in_mid_training
 
 pytestmark = pytest.mark.slow
 

@@ -2,9 +2,9 @@
 
 The engine is `Words`, which starts in no time, where a real one costs an actor eight seconds of a
 core, and the driver that reads its tokenizer as many; real ones are in `test_ray_run`,
-`test_engine_pool`, and `test_faults` (vLLM).
+`test_engine_pool`, and `test_kills` (vLLM).
 
-`python fault_driver.py FAULT MARKER CONFIG` runs a configuration like `dpray run CONFIG --json`.
+`python driver.py FAULT MARKER CONFIG` runs a configuration like `dpray run CONFIG --json`.
 The file MARKER is seen by all processes of the cluster. FAULT is
 
 - `none`;
@@ -23,8 +23,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -125,17 +126,6 @@ def text_of(tokens: Iterable[int]) -> str:
     return " ".join(f"word{token}" for token in tokens)
 
 
-OnText = Callable[[int], None]
-"""Gets the number of texts so far."""
-
-
-def watched(texts: Iterator[LockstepResult], on_text: OnText) -> Iterator[LockstepResult]:
-    """The same texts; `on_text` is called when a text was taken."""
-    for finished, text in enumerate(texts, start=1):
-        yield text
-        on_text(finished)
-
-
 def first_time(marker: str) -> bool:
     try:
         Path(marker).touch(exist_ok=False)
@@ -144,88 +134,82 @@ def first_time(marker: str) -> bool:
     return True
 
 
-class FailsOnce:
-    def __init__(self, engine: Engine, marker: str) -> None:
-        self.engine, self.marker = engine, marker
+class Faulty:
+    """An engine with a fault, which begins a group, or has a text or the answer to a prompt."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-    def decode_lockstep(
-        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
-    ) -> Iterator[LockstepResult]:
-        def failing(finished: int) -> None:
-            if finished == 2 and first_time(self.marker):
-                raise DeviceLost("a rank is dead")
-
-        return watched(self.engine.decode_lockstep(groups, following), failing)
-
-
-class Waits:
     def __init__(self, engine: Engine, marker: str) -> None:
         self.engine, self.marker = engine, Path(marker)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
+    def on_group(self, group: LockstepGroup) -> None: ...
+
+    def before_text(self, number: int) -> None: ...
+
+    def on_text(self, finished: int) -> None: ...
+
+    def on_answer(self, answered: int) -> None: ...
+
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Iterator[LockstepResult]:
+        def begun() -> Iterator[LockstepGroup]:
+            for group in groups:
+                self.on_group(group)
+                yield group
+
+        texts = self.engine.decode_lockstep(begun(), following)
+        for number, text in enumerate(texts, start=1):
+            self.before_text(number)
+            yield text
+            self.on_text(number)
+
+    def generate(
+        self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
+    ) -> list[Completion]:
+        answered = count(1)
+
+        def heard(i: int, completion: Completion) -> None:
+            if on_completion is not None:
+                on_completion(i, completion)
+            self.on_answer(next(answered))
+
+        return self.engine.generate(prompts, samplings, heard)
+
+
+class FailsOnce(Faulty):
+    def on_text(self, finished: int) -> None:
+        if finished == 2 and first_time(str(self.marker)):
+            raise DeviceLost("a rank is dead")
+
+
+class Waits(Faulty):
+    def before_text(self, number: int) -> None:
+        # The probe of the engine's rounding comes before, one text at a time.
+        if number == 3:
+            self.wait()  # With a text that nobody has: its batch is under way.
+
+    def on_answer(self, answered: int) -> None:
+        if answered == 2:
+            self.wait()
+
     def wait(self) -> None:
         self.marker.with_suffix(f".{os.getpid()}").touch()
         while not self.marker.exists():
             time.sleep(0.05)
 
-    def decode_lockstep(
-        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
-    ) -> Iterator[LockstepResult]:
-        texts = self.engine.decode_lockstep(groups, following)
-        for finished, text in enumerate(texts, start=1):
-            # The probe of the engine's rounding comes before, one text at a time.
-            if finished == 3:
-                self.wait()  # With a text that nobody has: its batch is under way.
-            yield text
 
-    def generate(
-        self, prompts: Sequence[Prompt], sampling: Any, on_completion: OnCompletion
-    ) -> list[Completion]:
-        answered = 0
+class Slow(Faulty):
+    def on_group(self, group: LockstepGroup) -> None:
+        with open(self.marker.with_suffix(".begun"), "a") as file:
+            file.write(f"{group.group_id}\n")
 
-        def waiting(i: int, completion: Completion) -> None:
-            nonlocal answered
-            answered += 1
-            on_completion(i, completion)
-            if answered == 2:
-                self.wait()
+    def on_text(self, finished: int) -> None:
+        time.sleep(0.2)
 
-        return self.engine.generate(prompts, sampling, waiting)
-
-
-class Slow:
-    def __init__(self, engine: Engine, marker: str) -> None:
-        self.engine, self.begun = engine, Path(marker).with_suffix(".begun")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-    def decode_lockstep(
-        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
-    ) -> Iterator[LockstepResult]:
-        def noted() -> Iterable[LockstepGroup]:
-            for group in groups:
-                with open(self.begun, "a") as file:
-                    file.write(f"{group.group_id}\n")
-                yield group
-
-        return watched(
-            self.engine.decode_lockstep(noted(), following), lambda finished: time.sleep(0.2)
-        )
-
-    def generate(
-        self, prompts: Sequence[Prompt], sampling: Any, on_completion: OnCompletion
-    ) -> list[Completion]:
-        def late(i: int, completion: Completion) -> None:
-            time.sleep(0.2)
-            on_completion(i, completion)
-
-        return self.engine.generate(prompts, sampling, late)
+    def on_answer(self, answered: int) -> None:
+        time.sleep(0.2)
 
 
 def build(fault: str, marker: str, *_: Any, **__: Any) -> Any:

@@ -31,6 +31,7 @@ from tests.chaos.recount import recount
 from tests.chaos.rehearsed import make_budget
 from tests.databases import new_schema
 from tests.engines.api_server import running_server
+from tests.faults.trainings import assert_charged
 from tests.integration.processes import (
     Cluster,
     Ended,
@@ -43,7 +44,6 @@ from tests.integration.processes import (
     workers_of,
 )
 from tests.integration.test_aug_pe_ray import AUG_PE, assert_once
-from tests.integration.trainings import assert_charged
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(3600)]
 

@@ -1,0 +1,266 @@
+"""Shards that are killed on a real Ray are replaced before the draw: the release is that of a run
+without a kill, to the last byte, and the run begins, draws and is charged once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray
+from ray.exceptions import OutOfMemoryError
+
+from dpray.config.config import Config
+from dpray.ledger.ledger import Ledger
+from dpray.mechanisms import discrete_noise
+from dpray.mechanisms.votes import VoteHistogram
+from dpray.methods import registry
+from dpray.methods.config import parse_config
+from dpray.methods.topics.algorithm import PublicTopics
+from dpray.methods.topics.release import histogram
+from dpray.methods.topics.settings import TopicsSettings
+from dpray.runs import runner
+from dpray.types import Resumable
+from dpray.workers import shards
+from dpray.workers.shards import ShardActor, Shards, Voters, _answers, _Shard, embedded
+from tests.engines.api_server import running_server
+from tests.engines.bag_of_words import BagOfWords
+from tests.faults.test_kills import kill_workers
+from tests.integration.processes import Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
+
+AUG_PE = {"name": "aug_pe", "records": 4, "iterations": 2, "variations": 2, "max_tokens": 8,
+          "word_var": None}  # fmt: skip
+
+
+def dying(folder: Path, state: str, times: int) -> type:
+    """Actors of shards that are killed `times` times in all: with rows in their hands, or when they
+    have the answer of the method with the name `state`. It travels to them as a value."""
+
+    def come_to(name: str) -> None:
+        for number in range(times if name == state else 0):
+            try:
+                (folder / f"killed-{number}").touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Dying(ShardActor):
+        def __init__(self, *arguments: Any) -> None:
+            shards.SentenceTransformerEmbedder = BagOfWords  # type: ignore
+            super().__init__(*arguments)
+
+        def load(self, block: pa.Table) -> Exception | None:
+            found = super().load(block)
+            come_to("load" if block.num_rows else "")
+            return found
+
+        def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+            answer = super().call(method, *arguments)
+            come_to(method.__name__)
+            return answer
+
+    return Dying
+
+
+def killed(folder: Path) -> int:
+    return len(list(folder.glob("killed-*")))
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The exact sums to which noise is added, which is none here. The public coins of all runs are
+    the same."""
+    sums: list[list[int]] = []
+
+    def without_noise(measurement: Any, counts_N: Any) -> Any:
+        sums.append([int(count) for count in counts_N])
+        return np.asarray(counts_N, dtype=np.int64)
+
+    monkeypatch.setattr(discrete_noise, "_noisy", without_noise)
+    monkeypatch.setattr(runner, "new_salt", lambda: "5a" * 16)
+    monkeypatch.setattr(shards, "SentenceTransformerEmbedder", BagOfWords)
+    return sums
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with running_server() as server:
+        yield server.url
+
+
+Make = Callable[..., Config]
+
+
+@pytest.fixture
+def config(
+    settings: Callable[..., Any], sequences: dict[str, Any], endpoint: str, tmp_path: Path
+) -> Make:
+    def make(method: str, ray_address: str | None, attempts: int = 3) -> Config:
+        changes = sequences
+        if method == "aug_pe":
+            engine = {"kind": "openai", "model": "m", "base_url": endpoint}
+            changes = {"method": AUG_PE, "engine": engine}
+        where = "ray" if ray_address is None else "here"
+        runtime = {"ray_address": ray_address, "actors": 2, "max_attempts": attempts}
+        return parse_config(
+            settings(
+                **changes,
+                runtime=runtime,
+                output__path=str(tmp_path / where),
+                privacy__ledger=f"sqlite:///{tmp_path}/{where}.db",
+                data__path=str(records_in_blocks(tmp_path)),
+            )
+        )
+
+    return make
+
+
+def records_in_blocks(folder: Path) -> Path:
+    """The 60 records in three files, so that a shard has several blocks."""
+    rows = (folder / "records.jsonl").read_text().splitlines(keepends=True)
+    (folder / "data").mkdir(exist_ok=True)
+    for number in range(3):
+        (folder / "data" / f"{number}.jsonl").write_text("".join(rows[number::3]))
+    return folder / "data"
+
+
+def released(run: Config) -> bytes:
+    return (Path(run.output.path) / "synthetic.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("method", "state"),
+    [
+        ("aug_pe", "load"),
+        ("aug_pe", "embed"),
+        ("aug_pe", "count"),
+        ("aug_pe", "between"),
+        ("dp_kps", "load"),
+        ("dp_kps", "counts"),
+        ("dp_kps", "sums"),
+        ("dp_kps", "between"),
+    ],
+)
+def test_a_shard_that_is_killed_changes_nothing(
+    config: Make,
+    cluster: Cluster,
+    drawn: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    state: str,
+) -> None:
+    here = config(method, "none")
+    registry.run(here)
+    expected, wanted = drawn[:], released(here)
+    drawn.clear()
+
+    each, asked = Shards.each, Counter[str]()
+
+    def killing(voters: Any, *arguments: Any) -> list[Any]:
+        asked["each"] += 1
+        if state == "between" and asked["each"] == 2:
+            kill_workers(cluster, "Dying")
+            asked["killed"] += 1
+        return each(voters, *arguments)
+
+    monkeypatch.setattr(Shards, "each", killing)
+    monkeypatch.setattr(shards, "ShardActor", dying(tmp_path, state, times=1))
+    on_ray = config(method, None)
+    report = registry.run(on_ray)
+    assert killed(tmp_path) + asked["killed"] == 1, "the kill was seen to fire"
+    assert drawn == expected, "the same exact sums, each with noise once"
+    assert released(on_ray) == wanted
+    with closing(Ledger.open(on_ray.privacy.ledger)) as ledger:
+        run_id = report["ledger"]["reservation"]
+        begun = list(ledger.started(run_id))
+        account = ledger.account("notes")
+        assert ledger.verify() == [] and not [*ledger.failed(run_id)]
+        assert len(begun) == len([*ledger.published(run_id)]) == 2
+    assert len({attempt for _, attempt in begun}) == 1, "one attempt"
+    assert account is not None and len(account.charges) == 1
+    assert (account.spent.epsilon, account.spent.delta) == (report["epsilon"], report["delta"])
+
+
+@pytest.mark.parametrize("state", ["load", "embed", "count"])
+def test_a_histogram_of_topics_is_the_same_after_a_kill(
+    config: Make,
+    drawn: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+) -> None:
+    texts = ["heart beat", "heart beat again", "skin rash", "skin rash rash"]
+    topics = TopicsSettings(name="topics", public="", topics=2, words=2)
+    plan: Any = SimpleNamespace(votes=VoteHistogram(3.0, 1), proportions={"a": 0.5, "b": 0.5})
+
+    def measured(run: Config) -> dict[str, Any]:
+        with closing(Shards(run, Voters)) as voters:
+            found = PublicTopics.of(texts, list("aabb"), embedded(voters, texts), topics)
+            return histogram(plan, voters, found)
+
+    expected = measured(config("aug_pe", "none"))
+    exact = drawn[:]
+    monkeypatch.setattr(shards, "ShardActor", dying(tmp_path, state, times=1))
+    assert measured(config("aug_pe", None)) == expected
+    assert killed(tmp_path) == 1 and drawn == exact * 2
+    assert sum(sum(counts) for counts in exact) == 60
+
+
+def test_a_shard_that_is_killed_too_often_ends_the_command_and_the_next_one_goes_on(
+    config: Make, drawn: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a mechanism that has begun: it is no failure of its own, and is begun once more."""
+    run = config("dp_kps", None, attempts=1)
+    monkeypatch.setattr(shards, "ShardActor", dying(tmp_path, "counts", times=3))
+    with pytest.raises(Resumable, match=r"^actors were lost \(1 times\); the run is charged"):
+        registry.run(run)
+    assert 2 <= killed(tmp_path) <= 3, "two actors of a shard, and perhaps one of the other"
+    assert drawn == []
+    monkeypatch.setattr(shards, "ShardActor", dying(tmp_path, "", times=0))
+    report = registry.run(run)
+    assert report["records"] == 8
+    with closing(Ledger.open(run.privacy.ledger)) as ledger:
+        counts = ledger.counts(report["ledger"]["reservation"])
+    assert (counts["starts"], counts["published"]) == (3, 2)
+
+
+def shard_with(starts: list[Any], wait: float = 60.0) -> _Shard:
+    """A shard whose actors are started by these, one after the other."""
+    runtime = SimpleNamespace(max_attempts=3, wait=wait)
+    config: Any = SimpleNamespace(runtime=runtime)
+    return _Shard(lambda: starts.pop(0)(), [], config)
+
+
+class Answering:
+    def call(self, method: Any) -> Any:
+        return method()
+
+
+def test_another_actor_without_room_is_not_waited_for_without_end() -> None:
+    actor: Any = ray.remote(num_cpus=0)(Answering)
+    shard = shard_with([actor.remote, actor.options(num_cpus=1000).remote], wait=0.5)
+    ray.kill(shard.actor)
+    shard.ask(os.getpid)
+    with pytest.raises(Resumable, match=r"a shard was lost, and another one waited for 0\.5 s"):
+        _answers([shard])
+    ray.kill(shard.actor)
+
+
+def test_what_may_be_the_rows_own_is_not_replaced() -> None:
+    actor: Any = ray.remote(num_cpus=0)(Answering)
+    shard = shard_with([actor.remote])
+    for error in (OutOfMemoryError("low on memory"), ValueError("x")):
+        with pytest.raises(type(error)):
+            shard.replace(error)
+    ray.kill(shard.actor)
