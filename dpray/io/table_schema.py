@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 LONGEST_SCHEMA = 256 * 1024
 """The most characters of a schema."""
@@ -96,7 +95,7 @@ def _may_be_text(subschema: object, schema: Mapping[str, object], steps: int = 6
 def _referred(pointer: object, schema: Mapping[str, object]) -> object:
     """Return what `#/$defs/name` stands for, None for any other pointer."""
     parts = str(pointer).split("/")
-    found: Any = schema if parts[0] == "#" else None
+    found: object = schema if parts[0] == "#" else None
     for part in parts[1:]:
         found = found.get(part) if isinstance(found, Mapping) else None
     return found

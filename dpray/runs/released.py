@@ -124,7 +124,7 @@ def _repeats(session: Session[Plan]) -> Repeats:
     )
 
 
-def _ledger_entry(session: Session[Plan], run: Mapping[str, Any]) -> LedgerEntry:
+def _ledger_entry(session: Session[Plan], run: Mapping[str, object]) -> LedgerEntry:
     privacy = session.config.privacy
     account = session.ledger.account(privacy.dataset)
     if account is None:
@@ -159,7 +159,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def public_config(values: Mapping[str, Any]) -> dict[str, Any]:
+def public_config(values: Mapping[str, object]) -> dict[str, object]:
     """Return a configuration's plain values as they may be released."""
     sections = {name: redacted(keys) for name, keys in values.items()}
     sections["data"].pop("path", None)
@@ -169,7 +169,7 @@ def public_config(values: Mapping[str, Any]) -> dict[str, Any]:
     return sections
 
 
-def _columns(names: Any) -> Any:
+def _columns(names: object) -> object:
     """Return names of columns without those that look like a value, as the first row of a file
     without a header does."""
     if isinstance(names, list | tuple):
@@ -177,7 +177,7 @@ def _columns(names: Any) -> Any:
     return names if not isinstance(names, str) or looks_like_name(names) else "(a column)"
 
 
-def redacted(value: Any, key: str = "") -> Any:
+def redacted(value: object, key: str = "") -> Any:
     """Return a plain value with models and files named without their places."""
     if isinstance(value, Mapping):
         return {name: redacted(item, name) for name, item in value.items()}
