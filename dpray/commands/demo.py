@@ -115,7 +115,7 @@ def demo_config(folder: Path, out: Path, chosen: Demo) -> Config:
     return load_config(folder / chosen.config, [f"{key}={value}" for key, value in places.items()])
 
 
-def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, Any]:
+def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, object]:
     """Evaluate the synthetic texts against real ones. The floor are texts that the model writes
     without private texts."""
     path = out / "private" / "evaluation.json"

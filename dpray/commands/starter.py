@@ -349,7 +349,7 @@ def _check_complete(values: Mapping[str, Any], header: Header) -> None:
         raise InputError("--public-size: not a whole number")
 
 
-def _usual(path: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _usual(path: str, values: Mapping[str, Any]) -> dict[str, object]:
     """Return the values, with defaults for those that are None."""
     name = stem(path)
     usual = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -227,7 +227,7 @@ class DataConfig(Section):
             return text_of(row, self.text, where)
         return object_text(row, self.text, self.json_columns or (), where)
 
-    def columns_of(self, text: str) -> dict[str, Any] | None:
+    def columns_of(self, text: str) -> dict[str, object] | None:
         """Return the columns of a released text of a table, None if the text is not a record."""
         if self.turns is not None:
             turns = turns_of(text)

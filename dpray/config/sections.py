@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, ClassVar, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -81,7 +81,7 @@ class MethodSettings(Section):
 class TextSettings(MethodSettings):
     """The keys of all methods that write texts."""
 
-    schema: dict[str, Any] | None = Field(  # type: ignore[assignment]
+    schema: dict[str, object] | None = Field(  # type: ignore[assignment]
         None,
         description="the form of all texts, which is public: a JSON Schema, {regex: ...}, "
         "{choices: [...]}, {lark: ...}, or a .json or .lark file; null: none, and for data.turns "

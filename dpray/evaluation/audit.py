@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dpray.config.config import Config
 from dpray.engines.base import Embedder, EngineError
@@ -41,7 +40,7 @@ def audit(
     candidates: int = 10_000,
     on_progress: OnProgress = lambda progress: None,
     load_embedder: Callable[[str], Embedder] = SentenceTransformerEmbedder,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Bound the epsilon of the plan's mechanisms from below, by draws from their real code; opens
     no data.
 

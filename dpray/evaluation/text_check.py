@@ -55,7 +55,7 @@ def _problems(error: ValidationError) -> Iterator[tuple[str, str]]:
     names = [next(path, "") for part in path if part == "properties"]
     rule, value = error.validator, error.validator_value
     instance = error.instance
-    if rule == "required" and isinstance(value, list):
+    if rule == "required" and isinstance(value, list) and isinstance(instance, dict):
         for name in value:
             if name not in instance:
                 yield ".".join([*names, str(name)]), "is missing"

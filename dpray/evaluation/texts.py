@@ -119,7 +119,7 @@ def structure(
     }
 
 
-def _fitting(values: Sequence[Any], schema: dict[str, Any]) -> int:
+def _fitting(values: Sequence[Any], schema: dict[str, object]) -> int:
     kind = validator_for(schema)
     try:
         kind.check_schema(schema)

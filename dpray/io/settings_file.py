@@ -58,7 +58,7 @@ def _setting(written: str) -> tuple[str, object]:
         raise InputError(f"{key}: {why}") from None
 
 
-def _with(tree: Any, place: list[str], value: Any, key: str) -> Any:
+def _with(tree: Any, place: list[str], value: Any, key: str) -> object:
     """Return the tree with a value at its place; an entry of a list is named by its number from 0.
     A mapping is merged into the old one, any other value replaces the old one."""
     if not place:

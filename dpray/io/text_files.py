@@ -266,7 +266,7 @@ def _loaded(text: str, form: FileFormat) -> list[Any]:
         found = [json.loads(page, object_pairs_hook=row_of) for page in pages]
     if form.records is None:
         return list(found)
-    entries: list[Any] = []
+    entries: list[object] = []
     for page in found if isinstance(found, list) else [found]:
         try:
             inner = value_at(page, form.records)

@@ -159,5 +159,5 @@ def check_public(what: str, texts: Iterable[str], longest: int = 200) -> None:
 
 def plain(values: Mapping[str, object]) -> dict[str, object]:
     """Return the values as the ledger gives them back."""
-    read: dict[str, Any] = json.loads(canonical_json(values))
+    read: dict[str, object] = json.loads(canonical_json(values))
     return read

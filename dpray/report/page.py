@@ -65,8 +65,8 @@ def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
 
 def render_report(
     report: PrivacyReport,
-    samples: Sequence[Mapping[str, Any]],
-    evaluation: Mapping[str, Any] | None,
+    samples: Sequence[Mapping[str, object]],
+    evaluation: Mapping[str, object] | None,
     run: Mapping[str, Any],
     public: bool,
 ) -> str:

@@ -202,7 +202,7 @@ class PrivatePredictionPlan(Plan):
         ones at all."""
         return self.settings.candidates != "all" or self.settings.public_gate is not None
 
-    def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
+    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Any]:
         row_tokens = self.settings.max_prompt_tokens + self.settings.max_tokens
         if self.memory is not None:
             row_tokens = self.memory.row_tokens
