@@ -235,7 +235,7 @@ def group_pool(
     return ActorPool(actors, policy, runtime.actors, runtime.wait, on_loss=on_loss)
 
 
-def cut_blocks(blocks: list[Any], count: int) -> Iterator[Work]:
+def cut_blocks(blocks: list[object], count: int) -> Iterator[Work]:
     """Yield `count` slices of each block, within bounds. Takes the references out of `blocks`, so
     that Ray frees the blocks that are done."""
     count = max(1, min(count, MOST_SLICES))
