@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import ray
-from ray.exceptions import OutOfMemoryError
+from ray.exceptions import ObjectLostError, OutOfMemoryError
 
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
@@ -255,10 +255,11 @@ def test_another_actor_without_room_is_not_waited_for_without_end() -> None:
     ray.kill(shard.actor)
 
 
-def test_what_may_be_the_rows_own_is_not_replaced() -> None:
+def test_what_may_be_the_rows_own_is_not_replaced_nor_a_shard_without_its_rows() -> None:
     actor: Any = ray.remote(num_cpus=0)(Answering)
     shard = shard_with([actor.remote])
-    for error in (OutOfMemoryError("low on memory"), ValueError("x")):
+    rows_lost: Any = ObjectLostError("0" * 56, None, "")  # type: ignore[arg-type]
+    for error in (OutOfMemoryError("low on memory"), ValueError("x"), rows_lost):
         with pytest.raises(type(error)):
             shard.replace(error)
     ray.kill(shard.actor)
