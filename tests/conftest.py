@@ -6,7 +6,6 @@ import faulthandler
 import gc
 import importlib.util
 import json
-import os
 import random
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -33,18 +32,19 @@ pytest_plugins = ["tests.clusters", "tests.databases"]
 LONGEST = (
     "test_serve.py",
     "test_kills.py",
-    "test_nodes.py",
+    "test_two_worlds.py",
     "test_job.py",
     "test_zero.py",
-    "test_ray_run.py",
     "test_mechanisms.py",
+    "test_nodes.py",
+    "test_ray_run.py",
+    "test_extreme_numbers.py",
     "test_gpu_placement.py",
     "test_aug_pe_ray.py",
-    "test_two_worlds.py",
     "test_figures.py",
-    "test_extreme_numbers.py",
 )
-"""The files that take longest, in this order; the rest of their folders come after them."""
+"""The files that take longest, in this order; the rest of their folders come after them. Every
+third one has no cluster: three clusters at a time take much memory."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -67,12 +67,6 @@ def pytest_collection_finish() -> None:
     close of an engine: that takes half a second."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the CPU seconds of all processes of the run that have ended, with what they started.
-    Unlike the time on the clock, they hardly change on a machine that does other work too."""
-    terminalreporter.write_line(f"{sum(os.times()[:4]):.0f} CPU seconds")
 
 
 def pytest_unconfigure() -> None:

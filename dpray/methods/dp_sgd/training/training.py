@@ -224,7 +224,7 @@ def train(
     make_trainer: Callable[[PerExampleLoss], AnyTrainer],
     sampling: np.random.Generator,
     on_step: OnStep = lambda t: None,
-    loading: AbstractContextManager[Any] = contextlib.nullcontext(),
+    loading: AbstractContextManager[object] = contextlib.nullcontext(),
 ) -> AnyTrainer:
     """Make the steps that are not made yet, write the model, and return the trainer. After a notice
     that a machine will be taken away, stop with a checkpoint after the step that is being made, so
@@ -271,7 +271,7 @@ def train(
 def _resumed(
     training: Training,
     make_trainer: Callable[[PerExampleLoss], AnyTrainer],
-    loading: AbstractContextManager[Any],
+    loading: AbstractContextManager[object],
 ) -> tuple[AnyTrainer, int]:
     """Return the trainer as the last checkpoint left it, and the next step's number, from 0."""
     state = training.journal.latest()
