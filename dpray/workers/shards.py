@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import ray
+from ray.exceptions import ObjectLostError
 
 from dpray.config.config import Config
 from dpray.engines.base import EngineError
@@ -33,7 +34,7 @@ from dpray.types import InputError, Resumable
 from dpray.workers.cluster import never_repeated
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.engine_pool import on_pool
-from dpray.workers.failures import REPEAT, LostTooOften, kind_of, own_errors
+from dpray.workers.failures import REPEAT, LostTooOften, find_error, kind_of, own_errors
 from dpray.workers.placement import run_placement
 from dpray.workers.rows import (
     CHUNK,
@@ -167,9 +168,9 @@ class _Shard:
         return next((each for each in answers if isinstance(each, Exception)), answers[-1])
 
     def replace(self, lost: Exception) -> None:
-        """Begin again with another actor. Raises the error if the table repeats nothing after
-        it."""
-        if kind_of(lost).drawing is not REPEAT:
+        """Begin again with another actor. Raises the error if the table repeats nothing after it,
+        or if rows were lost, which the next attempt reads again."""
+        if kind_of(lost).drawing is not REPEAT or find_error(lost, ObjectLostError) is not None:
             raise lost
         self._losses += 1
         if self._losses > self._runtime.max_attempts:
