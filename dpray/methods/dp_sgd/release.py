@@ -277,13 +277,13 @@ def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> li
         )
 
 
-def to_record(text: str, values: Mapping[str, str], data: DataConfig) -> dict[str, Any]:
+def to_record(text: str, values: Mapping[str, str], data: DataConfig) -> dict[str, object]:
     """Return a released record; the values of control columns except the label's are in
     `control`."""
     control = {column: value for column, value in values.items() if column != data.label}
     name = values.get(data.label or "")
     label = None if name is None else data.released_label(name)
-    record: dict[str, Any] = {"text": text, "label": label}
+    record: dict[str, object] = {"text": text, "label": label}
     return record | ({"control": control} if control else {})
 
 
