@@ -14,14 +14,16 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-# Two processes, each with a Ray cluster of its own: a file's tests run in one of them. The longest
-# files come first (tests/conftest.py). A process that dies ends the tests: what it started may still be running.
+# Three processes on two cores, because tests on a cluster wait for half of their time, each with a Ray cluster of its own: a
+# file's tests run in one of them. The longest files come first (tests/conftest.py). A process that dies ends the
+# tests: what it started may still be running.
 # The words are `make lint`'s.
+PROCESSES := 3
 WORDS := tests/docs/test_words.py
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 --ignore=$(WORDS) \
-	-n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+	-n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: install demo test lint check bench chaos docs audit lock wheels gpu gpu-offline clean
+.PHONY: install demo test lint check fast bench chaos docs audit lock wheels gpu gpu-offline clean
 
 install: $(INSTALLED)
 
@@ -59,7 +61,11 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest -q -n 0 $(WORDS)
 
-check: lint
+# The lint and the fast tests side by side.
+check: $(INSTALLED)
+	$(MAKE) --jobs=2 PROCESSES=2 lint fast
+
+fast: $(INSTALLED)
 	$(PYTEST) -m "not slow"
 
 bench: $(INSTALLED)

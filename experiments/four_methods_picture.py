@@ -162,8 +162,8 @@ def coded_section() -> list[str]:
         "methods have no such list. Its votes use the embedder that the score uses, too. "
         "Each mark is what a classifier learned from a run's texts, the mean of its runs. The "
         f"floor (hollow) is the same method at epsilon {FLOOR:g}, where next to nothing of the "
-        "private texts comes through, and for DP-SGD the model before its training: what "
-        "lies to the right of it comes from the private records, or from chance. The band"
+        "private texts comes through, and for DP-SGD the model before its training. Anything "
+        "to the right of the floor was learned from the private records, or is luck. The band"
         " is what 80 real records teach, over some draws of them. By label: the mean of "
         "the labels' accuracies.",
         "",

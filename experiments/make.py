@@ -33,8 +33,8 @@ BY_HAND = "<!-- by hand from here on -->"
 
 RESULTS_HEAD = """# Measured results
 
-With SmolLM2-135M-Instruct on two cores, without a GPU. It is small and far from sharp: compare the
-rows, do not admire them. Which method to take when: [choosing.md](choosing.md).
+With SmolLM2-135M-Instruct on two cores, without a GPU. The model is small, so all scores are low.
+Compare rows with each other. Which method to take when: [choosing.md](choosing.md).
 
 `python experiments/make.py` writes this page and the pages of tables and texts:
 

@@ -32,23 +32,24 @@ pytest_plugins = ["tests.clusters", "tests.databases"]
 LONGEST = (
     "test_serve.py",
     "test_kills.py",
-    "test_nodes.py",
+    "test_two_worlds.py",
     "test_job.py",
     "test_zero.py",
-    "test_ray_run.py",
     "test_mechanisms.py",
+    "test_nodes.py",
+    "test_ray_run.py",
+    "test_extreme_numbers.py",
     "test_gpu_placement.py",
     "test_aug_pe_ray.py",
-    "test_two_worlds.py",
     "test_figures.py",
-    "test_extreme_numbers.py",
 )
-"""The files that take longest, in this order; the rest of their folders come after them."""
+"""The files that take longest, in this order; the rest of their folders come after them. Every
+third one has no cluster: three clusters at a time take much memory."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, then the others with slow tests: what two processes take last
-    from one queue of files is short."""
+    """Put the longest files first, then the others with slow tests: what the processes take
+    last from one queue of files is short."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def place(item: pytest.Item) -> tuple[int, bool, bool]:

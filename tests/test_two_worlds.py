@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from dpray.ledger.ledger import Ledger
 from dpray.methods import registry
 from dpray.methods.config import parse_config
 from tests.engines.kept import Kept
-from tests.engines.tiny_model import make_model, sentence
+from tests.engines.tiny_embedders import bert, make_embedder, random_weights
+from tests.engines.tiny_model import make_model, make_tokenizer, sentence
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -111,6 +113,12 @@ def trained_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return with_unseen_token(folder, model, tokenizer)
 
 
+@pytest.fixture(scope="session")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    model = random_weights(partial(bert, len(make_tokenizer(512))))
+    return str(make_embedder(tmp_path_factory.mktemp("models") / "embedder", model))
+
+
 def with_unseen_token(folder: Path, model: Any, tokenizer: Any) -> str:
     model.save_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": [UNSEEN]})
@@ -193,6 +201,7 @@ class World:
                 },
                 "method": method,
                 "engine": engine,
+                "embedder": {"model": self.request.getfixturevalue("embedder")},
                 "runtime": {"ray_address": "none"},
                 "output": {"path": str(self.folder / "out")},
             }

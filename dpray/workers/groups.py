@@ -232,7 +232,7 @@ def group_pool(
     shared = ray.put(partial(SliceWorker, make_worker, task_size))
     policy = RepeatPrivate(runtime.max_attempts)
     actors = RayActors(actor, shared, task_size, places=run_placement().engines())
-    return ActorPool(actors, policy, runtime.actors, on_loss=on_loss)
+    return ActorPool(actors, policy, runtime.actors, runtime.wait, on_loss=on_loss)
 
 
 def cut_blocks(blocks: list[object], count: int) -> Iterator[Work]:

@@ -35,7 +35,7 @@ ROWS = pa.schema(
 )
 
 WITH_COLUMNS = ROWS.append(pa.field("columns", pa.map_(pa.string(), pa.string())))
-"""Of rows whose other columns are read too."""
+"""The schema of rows whose other columns are read too."""
 
 RowsOf = Callable[[Piece], Iterator[Row]]
 """Reads the rows of a file or a piece of one, and can be sent to another process."""

@@ -5,60 +5,67 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
-LOADS = {
-    "transformers": "from dpray.engines.transformers import load_model; "
-    "load_model(sys.argv[1], 'float32', torch.device('cpu'))",
-    "an embedder": "from dpray.engines.embedder import SentenceTransformerEmbedder; "
-    "SentenceTransformerEmbedder()",
-    "vllm": "from dpray.config.sections import EngineConfig; "
-    "from dpray.engines.vllm.engine import VllmEngine; "
-    "VllmEngine(EngineConfig(model=sys.argv[1], kv_cache_gib=0.01), private_rows=True); "
-    "from triton import knobs; assert knobs.language.fp32_default == 'ieee'",
-    "dp_sgd": "from dpray.methods.dp_sgd.training.model import load_loss; "
-    "from dpray.methods.dp_sgd.training.settings import TrainingSettings; "
-    "load_loss(sys.argv[1], TrainingSettings(tuning='lora'))",
+from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.engines.transformers import load_model
+from dpray.methods.dp_sgd.training.model import load_loss
+from dpray.methods.dp_sgd.training.settings import TrainingSettings
+
+LOADS: dict[str, Callable[[str], object]] = {
+    "transformers": lambda model: load_model(model, "float32", torch.device("cpu")),
+    "an embedder": lambda _: SentenceTransformerEmbedder(),
+    "dp_sgd": lambda model: load_loss(model, TrainingSettings(tuning="lora")),
 }
 
 
-PROGRAM = """
-import os, sys, torch, transformers
-flags = lambda: (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-for load in sys.argv[2:]:
-    before = flags()
-    if os.fork() == 0:
-        exec(load)
-        print(before, flags(), flush=True)
-        os._exit(0)
-    os.wait()
+def flags() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+@pytest.fixture
+def allowed() -> Iterator[None]:
+    """Both kinds of products may be rounded, as in images of NVIDIA."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    yield
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@pytest.mark.usefixtures("allowed")
+@pytest.mark.parametrize("load", LOADS)
+def test_products_are_of_float32_where_an_image_allows_tf32(load: str, model_folder: str) -> None:
+    assert flags() == (True, True)
+    LOADS[load](model_folder)
+    assert flags() == (False, False)
+
+
+VLLM = """
+import sys, torch
+from dpray.config.sections import EngineConfig
+from dpray.engines.vllm.engine import VllmEngine
+from triton import knobs
+VllmEngine(EngineConfig(model=sys.argv[1], kv_cache_gib=0.01), private_rows=True)
+assert knobs.language.fp32_default == "ieee"
+print(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 """
-"""Each load in a fork of a process that has imported the libraries."""
-
-
-def seen(model: str, *loads: str) -> list[str]:
-    """Return the flags before and after each load, where an image sets the first variable, as
-    NVIDIA's do."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, model, *(LOADS[load] for load in loads)],
-        env=os.environ
-        | {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "VLLM_FLOAT32_MATMUL_PRECISION": "medium"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [line for line in done.stdout.splitlines() if line.startswith("(")]
-
-
-REFUSED = "(True, True) (False, False)"
-
-
-def test_products_are_of_float32_where_an_image_allows_tf32(model_folder: str) -> None:
-    assert seen(model_folder, "transformers", "an embedder", "dp_sgd") == [REFUSED] * 3
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("vllm_installed")
 def test_so_are_vllms(model_folder: str) -> None:
-    assert seen(model_folder, "vllm") == [REFUSED]
+    """vLLM reads the environment once in a process, which here begins as in images of NVIDIA."""
+    image = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "VLLM_FLOAT32_MATMUL_PRECISION": "medium"}
+    done = subprocess.run(
+        [sys.executable, "-c", VLLM, model_folder],
+        env=os.environ | image,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "False False"

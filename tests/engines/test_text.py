@@ -322,8 +322,8 @@ def test_names_of_special_tokens_are_characters(model_folder: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["<|im_end|>", "[PAD]", "[MORE]", "\0", "\ud800"])
-def test_a_million_names_become_a_prompt(model_folder: str, unit: str) -> None:
+def test_very_many_names_become_a_prompt(model_folder: str, unit: str) -> None:
     codec = odd_codec(model_folder, "bytes", "ChatML")
-    text = codec.truncate(unit * 1_000_000, 64)
+    text = codec.truncate(unit * 50_000, 64)
     ids = codec.encode(Prompt(text, "x"))
     assert len(ids) < 200 and max(ids) < codec.readable

@@ -1,7 +1,7 @@
 """Audits of every mechanism, as it is and with faults injected.
 
-`python -m tests.evaluation.cases` prints the table of docs/audit.md, with an argument the rows that
-begin with it.
+`python -m tests.evaluation.cases` prints the figures of docs/audit.md, with an argument the rows
+that begin with it.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _cases() -> dict[str, Case]:
     add(
         "private prediction, a schema",
         lambda: schema_target(token(temperature=1.0)),
-        1500,
+        700,
         ("the schema reads a private row", schema_of_a_row, True),
         ("tokens are free where private rows are sure", free_where_sure, True),
     )
@@ -217,7 +217,7 @@ def _cases() -> dict[str, Case]:
         (partition, 1500, "a disjoint partition", partition.partition),
         (divided, 3000, "divided by the rows that joined", divided.real_size),
         (labels, 8000, "labels charged one by one", labels.label_by_label),
-        *((runs, 1500, "", None) for runs in larger),
+        *((runs, 500, "", None) for runs in larger),
     ):
         name = (
             f"private prediction, Poisson, q {runs.q}, {runs.number} x "

@@ -93,8 +93,6 @@ FILES: dict[str, tuple[str, bytes]] = {
     "Parquet in gzip": ("a.parquet.gz", gzip.compress(parquet())),
 }
 
-BINARY = {"Parquet", "Arrow", "Feather", "gzip", "zstd", "zip"}
-
 WORDS = [
     b"\0", b"\xff", b"\x80", b"\x1b[2J", b"\r", b"\n", b'"', b'""', b"\\", b",", b";", b"\t", b"[",
     b"{", b"}", b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\xff\xfe\0\0", b"\xed\xa0\x80",

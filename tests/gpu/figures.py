@@ -117,11 +117,11 @@ def measured(name: str, small: bool, seconds: float) -> dict[str, Any]:
 
 def work(name: str, small: bool) -> None:
     """Print the rows of a measurement as they come, in its own process."""
-    for row in _rows(name, small):
+    for row in rows_of(name, small):
         print(f"\n{PREFIX}{json.dumps(row)}", flush=True)
 
 
-def _rows(name: str, small: bool) -> Iterator[dict[str, Any]]:
+def rows_of(name: str, small: bool) -> Iterator[dict[str, Any]]:
     try:
         module, _ = MEASUREMENTS[name]
         yield from getattr(import_module(f"tests.gpu.{module}"), name)(small)

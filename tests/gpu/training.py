@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator
+from multiprocessing.pool import Pool, ThreadPool
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def speed(small: bool) -> Iterator[Row]:
     for kind in ("llama",) if small else MODELS:
         for tuning in TUNINGS:
             plain = 0.0
-            with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=tasks) as pool:
+            with pool_of_one(small, tasks) as pool:
                 for texts_each, way in WAYS:
                     plain = 0.0 if way.startswith("plain") else plain
                     row: Row = {"model": kind, "trained": tuning, "texts": texts_each, "way": way}
@@ -81,3 +82,10 @@ def speed(small: bool) -> Iterator[Row]:
                         "of plain": per_second / plain,
                         "GiB": gib,
                     }
+
+
+def pool_of_one(small: bool, tasks: int | None) -> Pool:
+    """Make a process for so many tasks; small models are measured in this process."""
+    if small:
+        return ThreadPool(1)
+    return multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=tasks)

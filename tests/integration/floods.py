@@ -31,12 +31,6 @@ def wrong_biases(model: str, entries: int) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def unknown_keys(model: str, keys: int) -> bytes:
-    unknown = {f"k{number}": 1 for number in range(keys)}
-    body = {"model": model, "prompt": "a"} | unknown
-    return json.dumps(body, separators=(",", ":")).encode()
-
-
 async def _flood(url: str, key: str, body: bytes, at_once: int, statuses: Any) -> None:
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     limits = httpx.Limits(max_connections=None)
