@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from tempfile import TemporaryFile
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.fs
@@ -67,8 +67,8 @@ TAIL = 1 << 16
 
 COMPARED = 20
 """The first rows of a file whose nested keys are compared."""
-Stream: TypeAlias = pa.NativeFile | IO[bytes]
-"""A file of pyarrow, or one of Python."""
+Stream: TypeAlias = pa.NativeFile
+"""A file as pyarrow opens it, or one of Python, which has the same methods."""
 
 ROWS_AT_ONCE = 1024
 
@@ -321,7 +321,7 @@ class _Unpacked(io.RawIOBase):
     """The bytes of a compressed file of `size` bytes. Reading raises InputError if there are too
     many of them."""
 
-    def __init__(self, file: str, stream: pa.NativeFile, size: int) -> None:
+    def __init__(self, file: str, stream: Stream, size: int) -> None:
         self._file, self._stream = file, stream
         self._left = max(UNPACKED, TIMES * size)
 

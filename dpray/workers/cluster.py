@@ -130,7 +130,7 @@ class NeverRepeated:
     """The remote class of actors that Ray neither restarts nor repeats the calls of, with so many
     CPUs and GPUs each."""
 
-    def __init__(self, actor: type, cpus: float, gpus: float, environment: Any) -> None:
+    def __init__(self, actor: type, cpus: float, gpus: float, environment: object) -> None:
         self._class: Any = ray.remote(actor)
         self._cpus = cpus
         self._options = {
@@ -140,7 +140,7 @@ class NeverRepeated:
             "runtime_env": environment,
         }
 
-    def remote(self, *arguments: Any, place: Place | None = None) -> Any:
+    def remote(self, *arguments: object, place: Place | None = None) -> Any:
         """Start an actor in this place, or where Ray likes."""
         where = {"num_cpus": self._cpus} if place is None else place.options(self._cpus)
         return self._class.options(**self._options, **where).remote(*arguments)
