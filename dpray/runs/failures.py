@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from dpray.config.config import Config
 from dpray.io.files import DISK_FULL, disk_is_full, read_json
@@ -160,7 +159,7 @@ def _charged(file: Path) -> Charged:
     if not file.exists():
         return Charged.NO
     try:
-        run: dict[str, Any] = read_json(file)
+        run: dict[str, object] = read_json(file)
     except InputError:
         return Charged.UNKNOWN
     if run.get("not_private") or run.get("state") == "planned":

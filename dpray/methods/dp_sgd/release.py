@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -94,7 +93,7 @@ def release(session: DpSgdSession) -> Release:
     return Release(records, report(session, files, sum(lost)), released_folder(session))
 
 
-def train(session: DpSgdSession) -> dict[str, Any]:
+def train(session: DpSgdSession) -> dict[str, object]:
     """Make all steps that are not made yet; return the files to release with their SHA-256."""
     charge_repeats(session)
     tuned, steps = tuned_folder(session), session.plan.method.steps
