@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.fs
@@ -70,6 +70,9 @@ LOOKED_THROUGH = 256 << 20
 
 COMPARED = 20
 """The first rows of a file whose nested keys are compared."""
+Stream: TypeAlias = pa.NativeFile
+"""A file as pyarrow opens it, or one of Python, which has the same methods."""
+
 ROWS_AT_ONCE = 1024
 
 ARROW_FILE = b"ARROW1"
@@ -198,7 +201,7 @@ def _scanned(piece: Piece) -> Scanned:
         raise _unreadable(piece.file, error) from None
 
 
-def _parquet_batches(stream: Any, piece: Piece) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(stream: Stream, piece: Piece) -> Iterator[pa.RecordBatch]:
     with pyarrow.parquet.ParquetFile(stream) as file:
         groups = None if piece.end is None else list(range(piece.begin, piece.end))
         columns = None
@@ -207,7 +210,7 @@ def _parquet_batches(stream: Any, piece: Piece) -> Iterator[pa.RecordBatch]:
         yield from file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=groups, columns=columns)
 
 
-def _arrow_batches(stream: Any, piece: Piece) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(stream: Stream, piece: Piece) -> Iterator[pa.RecordBatch]:
     """Yield batches that are validated: Arrow takes a file's offsets as they stand, and wrong ones
     would read beyond the file's memory, or end the process."""
     with _open_arrow(stream) as file:
@@ -251,14 +254,14 @@ def _shape(kind: pa.DataType) -> Row | None:
     return row_of([(each.name, _shape(each.type)) for each in kind])
 
 
-def _open_arrow(stream: Any) -> Any:
+def _open_arrow(stream: Stream) -> pa.RecordBatchReader:
     """Open an Arrow file or an Arrow stream, Feather too."""
     is_file = stream.read(len(ARROW_FILE)) == ARROW_FILE
     stream.seek(0)
     return pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
 
 
-def _is_empty(stream: Any) -> bool:
+def _is_empty(stream: Stream) -> bool:
     """Return whether a file that can be read in any order has no bytes: programs that write in
     parts leave such a file for a part without rows."""
     is_empty = not stream.read(1)
@@ -303,7 +306,7 @@ def _plain_row(batch: pa.RecordBatch) -> Row | str:
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[tuple[Kind, Any]]:
+def _opened(file: str) -> Iterator[tuple[Kind, Stream]]:
     """Open a file and undo its compression: yield the kind of its content, and its bytes. Those of
     Parquet and Arrow can be read in any order: from a copy without a name if they are compressed.
     Raises InputError for a `.zip` that is not of one file, for bytes of another kind than the name
@@ -316,7 +319,7 @@ def _opened(file: str) -> Iterator[tuple[Kind, Any]]:
         if compression is None:
             stream = filesystem.open_input_file(name)
         elif compression == "zip":
-            outer: Any = stack.enter_context(filesystem.open_input_file(name))
+            outer = stack.enter_context(filesystem.open_input_file(name))
             archive = stack.enter_context(zipfile.ZipFile(outer))
             inner = _only_member(archive, file)
             kind, stream = kind_of(inner), archive.open(inner)
@@ -339,7 +342,7 @@ class _Unpacked(io.RawIOBase):
     """The bytes of a compressed file of `size` bytes. Reading raises InputError if there are too
     many of them."""
 
-    def __init__(self, file: str, stream: Any, size: int) -> None:
+    def __init__(self, file: str, stream: Stream, size: int) -> None:
         self._file, self._stream = file, stream
         self._left = max(UNPACKED, TIMES * size)
 
@@ -418,7 +421,7 @@ def is_empty_file(file: str) -> bool:
 
 
 @contextmanager
-def open_content(file: str) -> Iterator[tuple[Kind, Any]]:
+def open_content(file: str) -> Iterator[tuple[Kind, Stream]]:
     """Open a file and undo its compression: yield the kind of its content, and its bytes. Raises
     InputError for a file that cannot be read."""
     try:

@@ -134,7 +134,7 @@ class NeverRepeated:
     CPUs, GPUs and bytes of memory each."""
 
     def __init__(
-        self, actor: type, cpus: float, gpus: float, memory: float, environment: Any
+        self, actor: type, cpus: float, gpus: float, memory: float, environment: object
     ) -> None:
         self._class: Any = ray.remote(actor)
         self._cpus, self._memory = cpus, memory
@@ -145,7 +145,7 @@ class NeverRepeated:
             "runtime_env": environment,
         }
 
-    def remote(self, *arguments: Any, place: Place | None = None) -> Any:
+    def remote(self, *arguments: object, place: Place | None = None) -> Any:
         """Start an actor in this place, or where Ray likes."""
         anywhere = {"num_cpus": self._cpus, "memory": self._memory}
         where = anywhere if place is None else place.options(self._cpus)

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -94,7 +93,7 @@ def release(session: DpSgdSession) -> Release:
     return Release(records, report(session, files, sum(lost)), released_folder(session))
 
 
-def train(session: DpSgdSession) -> dict[str, Any]:
+def train(session: DpSgdSession) -> dict[str, object]:
     """Make all steps that are not made yet; return the files to release with their SHA-256."""
     charge_repeats(session)
     tuned, steps = tuned_folder(session), session.plan.method.steps
@@ -283,13 +282,13 @@ def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> li
         )
 
 
-def to_record(text: str, values: Mapping[str, str], data: DataConfig) -> dict[str, Any]:
+def to_record(text: str, values: Mapping[str, str], data: DataConfig) -> dict[str, object]:
     """Return a released record; the values of control columns except the label's are in
     `control`."""
     control = {column: value for column, value in values.items() if column != data.label}
     name = values.get(data.label or "")
     label = None if name is None else data.released_label(name)
-    record: dict[str, Any] = {"text": text, "label": label}
+    record: dict[str, object] = {"text": text, "label": label}
     return record | ({"control": control} if control else {})
 
 

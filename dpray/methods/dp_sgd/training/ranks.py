@@ -73,7 +73,7 @@ def train_on_ray(
     run_placement().give_back()
     # No argument of Ray Train sets this.
     os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = str(wait)
-    trainer: Any = TorchTrainer(
+    trainer = TorchTrainer(
         _rank,
         train_loop_config={"training": training},
         scaling_config=scaling(workers, gpus_per_worker, cpus_per_worker, memory_per_worker),
@@ -159,10 +159,10 @@ def shared_key(device: torch.device) -> str:
     return bytes(key.cpu().tolist()).hex()
 
 
-def zero_config(stage: int) -> dict[str, Any]:
+def zero_config(stage: int) -> dict[str, object]:
     """Return DeepSpeed's configuration. Gradients are summed in float32: a sum rounded to fewer
     bits would move with everybody's gradients, beyond the sensitivity."""
-    zero: dict[str, Any] = {
+    zero: dict[str, object] = {
         "stage": stage,
         "overlap_comm": False,
         "contiguous_gradients": True,
