@@ -52,7 +52,7 @@ class Commands(TyperGroup):
         return name, listed and load_command(listed.name or ""), rest
 
 
-def load_command(name: str) -> Any:
+def load_command(name: str) -> object:
     """Import the command `name`, a function of this name or a group of commands called `app`."""
     module = resolve_name(f"dpray.commands.{name}")
     group = typer.Typer(add_completion=False)

@@ -91,7 +91,7 @@ class SyntheticData:
 
         return share(self.folder, repository, name=name, license=license, public=public)[1]
 
-    def _of_one_type(self, asked: str) -> list[dict[str, Any]]:
+    def _of_one_type(self, asked: str) -> list[dict[str, object]]:
         """Return the records for an Arrow table. Raises InputError for labels of several types,
         because Arrow would turn false into 0, or 1 into 1.0."""
         records = self.records

@@ -115,7 +115,7 @@ def demo_config(folder: Path, out: Path, chosen: Demo) -> Config:
     return load_config(folder / chosen.config, [f"{key}={value}" for key, value in places.items()])
 
 
-def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, Any]:
+def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, object]:
     """Evaluate the synthetic texts against real ones. The floor are texts that the model writes
     without private texts."""
     path = out / "private" / "evaluation.json"
@@ -156,7 +156,7 @@ def _floor(config: Config) -> Labelled:
 def _labelled(path: Path) -> Labelled:
     from dpray.io.records import read_rows
 
-    return [(row["text"], row["label"]) for _, row in read_rows(str(path))]
+    return [(str(row["text"]), str(row["label"])) for _, row in read_rows(str(path))]
 
 
 def _show_records(out: Path, console: Terminal) -> None:

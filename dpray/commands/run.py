@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.text import Text
@@ -31,7 +30,7 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
         show_run(parse_report(report), Path(loaded.output.path), Terminal())
 
 
-def run_with_progress(config: Config, as_json: bool = False) -> dict[str, Any]:
+def run_with_progress(config: Config, as_json: bool = False) -> dict[str, object]:
     """Run the configuration with a progress bar of public quantities, or their lines in a log."""
     with progress_bar("starting", transient=False, as_json=as_json) as on_progress:
         return dpray.run(config, on_progress).report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -51,7 +51,7 @@ def serve(
     console.print("stopped")
 
 
-def _endpoints(file: ServeFile, url: str) -> dict[str, Any]:
+def _endpoints(file: ServeFile, url: str) -> dict[str, object]:
     return {
         "base_url": url,
         "llm": file.llm_name,

@@ -135,7 +135,7 @@ def starter_values(
     }
 
 
-def starter(values: Mapping[str, Any]) -> str:
+def starter(values: Mapping[str, object]) -> str:
     """Return the commented YAML of a configuration."""
     pages = Environment(
         loader=PackageLoader("dpray.commands", ""),
@@ -227,7 +227,7 @@ def _below_titles(file: str, form: FileFormat, text: str | None) -> FileFormat:
     return replace(form, skip_rows=titles_in(file, form))
 
 
-def _number(answer: str) -> Any:
+def _number(answer: str) -> object:
     """Return the number in an answer; any other answer stays a text, which the configuration
     refuses."""
     try:
@@ -349,7 +349,7 @@ def _check_complete(values: Mapping[str, Any], header: Header) -> None:
         raise InputError("--public-size: not a whole number")
 
 
-def _usual(path: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _usual(path: str, values: Mapping[str, Any]) -> dict[str, object]:
     """Return the values, with defaults for those that are None."""
     name = stem(path)
     usual = {
@@ -381,7 +381,7 @@ def usual_delta(public_size: int) -> float:
     return float(f"1e-{len(str(public_size)) + 1}")
 
 
-def _scalar(value: Any) -> str:
+def _scalar(value: object) -> str:
     """Write a value in one line of YAML; a text without quotes if they are not needed."""
     if isinstance(value, str) and not re.fullmatch(r"[\w ./~-]+", value, re.ASCII):
         return json.dumps(value, ensure_ascii=False)

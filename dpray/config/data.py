@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -30,7 +30,7 @@ from dpray.io.table import cells_of, object_text, turns_of, turns_text
 Label = StrictBool | StrictInt | StrictFloat | StrictStr
 
 
-def as_name(column: Any) -> Any:
+def as_name(column: object) -> object:
     """Return a column's name: a text also if YAML reads it as a number, as `0`."""
     return str(column) if type(column) is int else column
 
@@ -135,7 +135,7 @@ class DataConfig(Section):
 
     @field_validator("text", mode="before")
     @classmethod
-    def _columns_differ(cls, text: Any) -> Any:
+    def _columns_differ(cls, text: object) -> object:
         columns = [as_name(name) for name in (text if isinstance(text, list | tuple) else [text])]
         if not columns or not all(isinstance(column, str) for column in columns):
             raise ValueError("a column, or a list of columns")
@@ -145,14 +145,14 @@ class DataConfig(Section):
 
     @field_validator("labels", mode="before")
     @classmethod
-    def _labels_are_kept(cls, labels: Any) -> Any:
+    def _labels_are_kept(cls, labels: object) -> object:
         if isinstance(labels, list | tuple):
             check_labels(labels)
         return labels
 
     @field_validator("label_proportions", mode="before")
     @classmethod
-    def _shares_by_name(cls, shares: Any) -> Any:
+    def _shares_by_name(cls, shares: object) -> object:
         if not isinstance(shares, Mapping):
             return shares
         named = {label_name(label): share for label, share in shares.items()}
@@ -218,7 +218,7 @@ class DataConfig(Section):
         others = (self.label, self.unit)
         return frozenset([*self.text_columns, *(name for name in others if name is not None)])
 
-    def text_of(self, row: Mapping[str, Any], where: Where) -> str:
+    def text_of(self, row: Mapping[str, object], where: Where) -> str:
         """Return a row's text, "" for an empty one. Raises InputError that names the row if a
         column is missing or has the wrong type."""
         if self.turns is not None:
@@ -227,7 +227,7 @@ class DataConfig(Section):
             return text_of(row, self.text, where)
         return object_text(row, self.text, self.json_columns or (), where)
 
-    def columns_of(self, text: str) -> dict[str, Any] | None:
+    def columns_of(self, text: str) -> dict[str, object] | None:
         """Return the columns of a released text of a table, None if the text is not a record."""
         if self.turns is not None:
             turns = turns_of(text)

@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, ClassVar, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -49,7 +49,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _numbers_are_numbers(cls, values: Any) -> Any:
+    def _numbers_are_numbers(cls, values: object) -> object:
         for name, value in values.items() if isinstance(values, dict) else ():
             kinds = _kinds(cls.model_fields[name].annotation) if name in cls.model_fields else set()
             refused = {bool, str} - kinds if kinds & {int, float} else ()
@@ -81,7 +81,7 @@ class MethodSettings(Section):
 class TextSettings(MethodSettings):
     """The keys of all methods that write texts."""
 
-    schema: dict[str, Any] | None = Field(  # type: ignore[assignment]
+    schema: dict[str, object] | None = Field(  # type: ignore[assignment]
         None,
         description="the form of all texts, which is public: a JSON Schema, {regex: ...}, "
         "{choices: [...]}, {lark: ...}, or a .json or .lark file; null: none, and for data.turns "
@@ -90,13 +90,13 @@ class TextSettings(MethodSettings):
 
     @field_validator("schema", mode="before")
     @classmethod
-    def _schema_is_read(cls, schema: Any) -> Any:
+    def _schema_is_read(cls, schema: object) -> object:
         """Put the content of a file in place of its name: run.json has it, and no worker needs the
         file."""
         return read_schema_file(schema) if isinstance(schema, str) else schema
 
 
-def _kinds(annotation: Any) -> set[Any]:
+def _kinds(annotation: object) -> set[object]:
     """Return the types of an annotation's values, for a mapping the types of its values."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
@@ -108,7 +108,7 @@ def _kinds(annotation: Any) -> set[Any]:
     return set().union(*map(_kinds, arguments)) if arguments else {annotation}
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[object]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):

@@ -109,7 +109,7 @@ class SentenceTransformerEmbedder:
         rows, unknown = table.num_embeddings, getattr(tokenizer, "unk_token_id", None)
         spare = unknown if unknown is not None and unknown < rows else 0
 
-        def with_embeddings(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        def with_embeddings(_: Any, inputs: tuple[Any, ...]) -> tuple[object, ...]:
             return (inputs[0].masked_fill(inputs[0] >= rows, spare), *inputs[1:])
 
         table.register_forward_pre_hook(with_embeddings)
@@ -152,7 +152,7 @@ class SentenceTransformerEmbedder:
         return np.asarray(vectors, dtype=np.float32)
 
 
-def _configurations(model: Any) -> list[dict[str, Any]]:
+def _configurations(model: Any) -> list[dict[str, object]]:
     """Return the configurations of the transformers models in an embedder."""
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     return [config.to_dict() for config in configs if hasattr(config, "to_dict")]

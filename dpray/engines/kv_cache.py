@@ -69,7 +69,7 @@ def may_have_gpu() -> bool:
     return True
 
 
-def gpu_cache_bytes(config: EngineConfig, text_config: Any) -> int | None:
+def gpu_cache_bytes(config: EngineConfig, text_config: object) -> int | None:
     """Return the size of the KV cache on the GPUs of one copy of the model: what its weights leave
     of `engine.gpu_memory_utilization`. None without a GPU."""
     memory = gpu_memory(config)

@@ -179,8 +179,8 @@ class OpenAIEngine:
 
     def _answer(
         self, client: openai.OpenAI, prompt: Prompt, sampling: Sampling, without: frozenset[str]
-    ) -> Any:
-        body: dict[str, Any] = {
+    ) -> object:
+        body: dict[str, object] = {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -263,7 +263,7 @@ def _shown(name: Any) -> str:
     return str(name) if is_name else ""
 
 
-def _text_of_parts(parts: list[Any]) -> Any:
+def _text_of_parts(parts: list[object]) -> object:
     """Return the text of a list of parts, without those that are a model's thoughts."""
     texts: list[Any] = [
         part.get("text") if isinstance(part, dict) else None
@@ -273,6 +273,6 @@ def _text_of_parts(parts: list[Any]) -> Any:
     return "".join(texts) if all(isinstance(text, str) for text in texts) else _MISSING
 
 
-def _count(tokens: Any) -> int:
+def _count(tokens: object) -> int:
     """Return a number of tokens, 0 for anything else."""
     return tokens if type(tokens) is int and 0 <= tokens < 2**31 else 0

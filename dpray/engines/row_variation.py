@@ -235,7 +235,7 @@ def refuse_shared_scales(model: str) -> None:
                 )
 
 
-def works_by_rows(quantization: Any) -> bool:
+def works_by_rows(quantization: object) -> bool:
     """Return whether each row of a model that is quantised like this is computed by itself, as far
     as is known."""
     if not isinstance(quantization, Mapping):
@@ -252,7 +252,7 @@ def works_by_rows(quantization: Any) -> bool:
     return isinstance(method, str) and method in WEIGHTS_ALONE
 
 
-def _groups_work_by_rows(quantization: Mapping[str, Any]) -> bool:
+def _groups_work_by_rows(quantization: Mapping[str, object]) -> bool:
     groups = quantization.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         return False
@@ -264,7 +264,7 @@ def _groups_work_by_rows(quantization: Mapping[str, Any]) -> bool:
     return all(each is None or _is_by_rows(each) for each in activations)
 
 
-def _is_by_rows(scheme: Any) -> bool:
+def _is_by_rows(scheme: object) -> bool:
     if not isinstance(scheme, Mapping):
         return False
     return scheme.get("dynamic") is False or scheme.get("strategy") in BY_ROWS

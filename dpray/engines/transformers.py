@@ -154,7 +154,7 @@ class PublicPass:
     Proof: docs/privacy.md, sections 2.4 and 2.9.
     """
 
-    def __init__(self, model: Any, device: torch.device) -> None:
+    def __init__(self, model: object, device: torch.device) -> None:
         self._model, self._device = model, device
         self._prompts: dict[tuple[int, ...], Rows] = {}
 
@@ -293,7 +293,7 @@ class TransformersEngine(TextCodec):
         ids, mask = left_padded(prompts, self._device)
         sampling = samplings[-1]  # the one of most tokens
         logits = self._model.config.get_text_config().vocab_size
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "do_sample": sampling.temperature > 0,
             "suppress_tokens": list(range(self.readable, logits)) or None,
         }

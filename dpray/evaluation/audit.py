@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dpray.config.config import Config
 from dpray.engines.base import Embedder, EngineError
@@ -41,7 +40,7 @@ def audit(
     candidates: int = 10_000,
     on_progress: OnProgress = lambda progress: None,
     load_embedder: Callable[[str], Embedder] = SentenceTransformerEmbedder,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Bound the epsilon of the plan's mechanisms from below, by draws from their real code; opens
     no data.
 
@@ -84,7 +83,9 @@ def audit(
     return result
 
 
-def _bounds(plan: Plan, trials: int, confidence: float, on_progress: OnProgress) -> dict[str, Any]:
+def _bounds(
+    plan: Plan, trials: int, confidence: float, on_progress: OnProgress
+) -> dict[str, object]:
     """Audit every mechanism of the plan; opens no data and no ledger. With probability `confidence`
     no bound is above its true epsilon."""
     findings = []
@@ -111,7 +112,7 @@ def _membership(
     non_members: str,
     confidence: float,
     load_embedder: Callable[[str], Embedder],
-) -> Callable[[], dict[str, Any]]:
+) -> Callable[[], dict[str, object]]:
     """Read the texts of the attack and load its model. Returns a function that runs the attack."""
     # Imported late: bounds do not need scikit-learn.
     from dpray.evaluation.membership import check_numbers, membership

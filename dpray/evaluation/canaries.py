@@ -120,7 +120,7 @@ def try_canaries(
     run: RunMethod,
     released_losses: Callable[[Plan, Path], Losses | None],
     on_progress: OnProgress = lambda progress: None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Run the plan's configuration by `run` on its records with the canaries, and look for them.
 
     Returns an entry for each canary: its kind and repetitions, and the number of released texts
@@ -145,7 +145,7 @@ def try_canaries(
         # The copy has no name of its own: it ends with this process, also in a power cut.
         (folder / "records.jsonl").symlink_to(f"/proc/{os.getpid()}/fd/{copy.fileno()}")
         _run_copy(plan.config, folder, run, on_progress)
-        texts = [row["text"] for _, row in read_rows(str(folder / "run" / "synthetic.jsonl"))]
+        texts = [str(row["text"]) for _, row in read_rows(str(folder / "run" / "synthetic.jsonl"))]
         found: list[dict[str, Any]] = [
             {
                 "kind": canary.kind.name,
@@ -193,7 +193,7 @@ def _run_copy(config: Config, folder: Path, run: RunMethod, on_progress: OnProgr
 
 def _rows(
     data: DataConfig, planted: Sequence[tuple[Canary, dict[str, str]]]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Yield the records in order, then the canaries with the other columns of the last record."""
     row: dict[str, Any] = {}
     for source in list_files(data.path):

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ def compare_columns(
     test: Sequence[str],
     seeds: int,
     parse: Parse = parsed_record,
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """Compare the columns of synthetic and of real test records; None unless most of the real texts
     are JSON objects.
 
@@ -98,25 +98,25 @@ def other_types(
     return [name for name in _columns(sides[1]) if len({_kind(side, name) for side in sides}) > 1]
 
 
-def _kind(records: Sequence[Mapping[str, Any]], name: str) -> str:
+def _kind(records: Sequence[Mapping[str, object]], name: str) -> str:
     """Return what most values of a column are."""
     values = [record[name] for record in records if record.get(name) is not None]
     kinds = Counter("text" if isinstance(value, str) else "value" for value in values)
     return kinds.most_common(1)[0][0] if kinds else "value"
 
 
-def _objects(texts: Sequence[str], parse: Parse) -> list[dict[str, Any]]:
+def _objects(texts: Sequence[str], parse: Parse) -> list[dict[str, object]]:
     """Return the texts' columns: none of a text that is no JSON object."""
     return [value if isinstance(value, dict) else {} for value in map(parse, texts)]
 
 
-def _columns(real: Sequence[Mapping[str, Any]]) -> list[str]:
+def _columns(real: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the columns that most of the real records have."""
     counts = Counter(name for record in real for name in record)
     return [name for name, count in counts.items() if count > len(real) / 2][:MOST_COLUMNS]
 
 
-def _coded(values: Sequence[Sequence[Any]]) -> list[Codes] | None:
+def _coded(values: Sequence[Sequence[object]]) -> list[Codes] | None:
     """Return the categories of the values of each side, None for free text. The real sides are the
     last two."""
     real = [value for side in values[1:] for value in side if value is not None]
@@ -136,13 +136,14 @@ def _coded(values: Sequence[Sequence[Any]]) -> list[Codes] | None:
     return [np.array([codes.get(name, codes[RARE]) for name in side]) for side in named]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value is a number that is a finite float, too."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= sys.float_info.max
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
-def _category(value: Any, edges: npt.NDArray[np.float64] | None) -> str:
+def _category(value: object, edges: npt.NDArray[np.float64] | None) -> str:
     if value is None:
         return MISSING
     if edges is not None and _is_number(value):

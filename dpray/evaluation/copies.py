@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ def compare_copies(
     private: Sequence[str],
     held_out: Sequence[str],
     vectors: Sequence[np.ndarray],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Compare synthetic texts and, as a reference, held-out real texts with all `private` texts
     (`_figures`). Equally many of both are drawn once. `vectors` are the embeddings of the three
     sets, in the order of the arguments."""
@@ -119,7 +118,7 @@ def _flatten(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _figures(
     queries: Sequence[str], references: Sequence[str], cosines: np.ndarray
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the share of exact copies, and summaries of the longest shared run in words, the
     n-gram overlap and the nearest cosine."""
     longest, overlap = shared_words(queries, references)

@@ -133,15 +133,15 @@ class Judge:
     def __init__(
         self,
         embedder: Embedder,
-        train: Sequence[Mapping[str, Any]],
-        test: Sequence[Mapping[str, Any]],
+        train: Sequence[Mapping[str, object]],
+        test: Sequence[Mapping[str, object]],
         labelled: bool,
     ) -> None:
         self._embedder, self._labelled = embedder, labelled
         self._train, self._test = (self._embedded(rows) for rows in (train, test))
         self.score = "accuracy" if labelled else "frechet_distance"
 
-    def scores(self, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def scores(self, records: Sequence[Mapping[str, object]]) -> dict[str, object]:
         """Return the number of records, and each measure's mean and deviation over draws."""
         made = self._embedded(records)
         found: dict[str, Any] = {"records": len(records)}
@@ -155,8 +155,8 @@ class Judge:
             found[name] = measures[name]["synthetic_to_real"]
         return found
 
-    def _embedded(self, rows: Sequence[Mapping[str, Any]]) -> Embedded:
-        vectors = self._embedder.embed([row["text"] for row in rows])
+    def _embedded(self, rows: Sequence[Mapping[str, object]]) -> Embedded:
+        vectors = self._embedder.embed([str(row["text"]) for row in rows])
         labels = [label_name(row["label"]) if self._labelled else "" for row in rows]
         return Embedded(vectors, np.array(labels))
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dpray.engines.base import Embedder, EngineError
 from dpray.evaluation.evaluate import Labelled, evaluate
@@ -34,7 +33,7 @@ TextOf = Callable[..., str]
 
 def evaluate_files(
     settings: EvaluationSettings, on_progress: OnProgress = no_progress
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Measure the synthetic records against the real ones; return the content of `evaluation.json`,
     and write that file if `settings.out` is given. The result is private: not for release.
 
@@ -94,7 +93,7 @@ def load_embedder(name: str) -> Embedder:
         raise InputError(f"embedder: cannot load {name}, as a folder or from a hub") from None
 
 
-def text_reader(settings: EvaluationSettings, schema: Mapping[str, Any]) -> TextOf:
+def text_reader(settings: EvaluationSettings, schema: Mapping[str, object]) -> TextOf:
     """Return the function that makes a record's text of its row, as a run does."""
     columns = [name.strip() for name in settings.text.split(",")]
     if settings.turns is not None:
@@ -136,7 +135,7 @@ def read_labelled(
     return records
 
 
-def _own_text(row: dict[str, Any], read_text: TextOf, where: Where) -> TextOf:
+def _own_text(row: dict[str, object], read_text: TextOf, where: Where) -> TextOf:
     """Return the reader of a text, or that of a release's own column if the row has only that."""
     try:
         read_text(row, where=where)
@@ -145,7 +144,7 @@ def _own_text(row: dict[str, Any], read_text: TextOf, where: Where) -> TextOf:
     return read_text
 
 
-def _has(row: dict[str, Any], column: str, where: Where) -> bool:
+def _has(row: dict[str, object], column: str, where: Where) -> bool:
     try:
         column_of(row, column, where)
     except InputError:
@@ -153,7 +152,7 @@ def _has(row: dict[str, Any], column: str, where: Where) -> bool:
     return True
 
 
-def _label(row: dict[str, Any], column: str, where: Where) -> str | None:
+def _label(row: dict[str, object], column: str, where: Where) -> str | None:
     """Return the name of a row's label, or None for a row without a label."""
     value = column_of(row, column, where) if _has(row, column, where) else None
     if isinstance(value, dict | list):

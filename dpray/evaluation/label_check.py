@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TypedDict
 
 from dpray.config.data import DataConfig
 from dpray.io.columns import Label, column_of, is_of_other_type, label_name, plain_value
@@ -62,6 +62,15 @@ def _may_be_shown(name: str, count: int) -> bool:
     return len(name) <= SHORT or (len(name) <= LONG and count >= OFTEN)
 
 
+class Difference(TypedDict):
+    """A label of rows that is not of data.labels."""
+
+    label: Label
+    rows: int
+    near: Label | None
+    difference: str
+
+
 class LabelCheck:
     """Counts the labels and the roles of rows, and finds what data.labels and data.roles lack."""
 
@@ -71,7 +80,7 @@ class LabelCheck:
         self.of_other_type: dict[str, tuple[Label, int]] = {}
         self.values: dict[str, Label] = {}
 
-    def add(self, row: Mapping[str, Any], where: Where) -> None:
+    def add(self, row: Mapping[str, object], where: Where) -> None:
         """Count a row's label, unless its column is one of texts, and the roles of its messages. A
         row without them counts nothing."""
         label, turns = self.data.label, self.data.turns
@@ -84,19 +93,20 @@ class LabelCheck:
                     role = message["role"]
                     self.roles.add(role_of(role, self.data.roles) or role)
 
-    def _add_label(self, value: Any, column: str, where: Where) -> None:
+    def _add_label(self, value: object, column: str, where: Where) -> None:
         name = label_name(plain_value(value, column, where))
         self.labels.add(name)
         if name in self.known:
-            if is_of_other_type(value, self.known[name], column, where):
+            known = self.known[name]
+            if isinstance(value, Label) and is_of_other_type(value, known, column, where):
                 self.of_other_type[name] = value, self.of_other_type.get(name, (value, 0))[1] + 1
         elif isinstance(value, Label) and len(self.values) < MOST:
             self.values[name] = value
 
-    def differences(self) -> list[dict[str, Any]]:
+    def differences(self) -> list[Difference]:
         """Return the labels of the rows that are not of data.labels, if they are near to one or
         have a comma: the label, its rows, the near one or None, and the difference."""
-        found: list[dict[str, Any]] = [
+        found: list[Difference] = [
             {"label": label, "rows": rows, "near": self.known[name], "difference": TYPE}
             for name, (label, rows) in self.of_other_type.items()
         ]
@@ -116,8 +126,10 @@ class LabelCheck:
         found = {}
         labels, spelling = dict(self.known), spelled_list(self.data.labels)
         for each in self.differences():
-            if each["difference"] != COMMA and not self.labels.counts[label_name(each["near"])]:
-                labels[label_name(each["near"])] = each["label"]
+            if each["near"] is None or each["difference"] == COMMA:
+                continue
+            if not self.labels.counts[near := label_name(each["near"])]:
+                labels[near] = each["label"]
         if (proposed := spelled_list(labels.values())) != spelling:
             found["data.labels"] = proposed, "as the rows spell them"
         if others := self.roles.others:
@@ -125,11 +137,11 @@ class LabelCheck:
         return found
 
 
-def in_words(difference: Mapping[str, Any]) -> str:
+def in_words(difference: Difference) -> str:
     """Return one of the differences as a sentence."""
-    label, near, what = (difference[key] for key in ("label", "near", "difference"))
+    label, near, what = difference["label"], difference["near"], difference["difference"]
     shown = f"{spelled(label)} ({difference['rows']:,} rows)"
-    if what == COMMA:
+    if near is None or what == COMMA:
         why = "has a comma" if near is None else "is several labels in data.labels"
         setting = shlex.quote(f"data.labels=[{spelled(label)}, ...]")
         return f"{shown} {why}; write it in quotes: {setting}"

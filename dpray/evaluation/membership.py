@@ -76,7 +76,7 @@ def check_numbers(
         raise InputError("synthetic records: there are none")
 
 
-def attack(members: Scores, non_members: Scores, confidence: float) -> dict[str, Any]:
+def attack(members: Scores, non_members: Scores, confidence: float) -> dict[str, object]:
     """Attack by one score: larger values are taken for members.
 
     The interval of the area is normal, with DeLong's standard error. If that is 0 (the sides do not

@@ -101,7 +101,7 @@ KINDS = (
 PHONES = "phone numbers"
 
 
-def find_patterns(texts: Iterable[str]) -> dict[str, Any]:
+def find_patterns(texts: Iterable[str]) -> dict[str, object]:
     """Return the number of `texts`, the number of those with a match, and the matches of each
     kind. No match is in the result. Needs the package `phonenumbers`."""
     found: Counter[str] = Counter()

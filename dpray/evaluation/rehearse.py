@@ -197,8 +197,8 @@ def rehearse(
 
 def _judge(
     config: Config,
-    real: Sequence[dict[str, Any]],
-    test: Sequence[dict[str, Any]],
+    real: Sequence[dict[str, object]],
+    test: Sequence[dict[str, object]],
     load_embedder: Callable[[str], Embedder],
 ) -> Judge:
     # Imported late: bad input should not have to wait for scikit-learn.
@@ -233,12 +233,12 @@ def _check(config: Config, epsilons: Sequence[float], records: int, methods: Seq
         raise InputError(f"--records: {records} are too few, it takes {FEWEST}")
 
 
-def _halves(config: Config, public: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _halves(config: Config, public: str) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """Split the public records; copies of one text are on the same side."""
     # Imported late: bad input should not have to wait for scikit-learn.
     from dpray.evaluation.evaluate import is_for_test
 
-    halves: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    halves: tuple[list[dict[str, object]], list[dict[str, object]]] = ([], [])
     for text, row in public_records(config, public):
         halves[is_for_test(text)].append(row)
     if min(map(len, halves)) < FEWEST:
@@ -247,7 +247,7 @@ def _halves(config: Config, public: str) -> tuple[list[dict[str, Any]], list[dic
     return halves
 
 
-def _released(folder: Path) -> list[dict[str, Any]]:
+def _released(folder: Path) -> list[dict[str, object]]:
     records = [row for _, row in read_rows(str(folder / "synthetic.jsonl"))]
     if len(records) < FEWEST:
         raise InputError(f"{folder}: {len(records)} records are too few to score")
@@ -270,7 +270,7 @@ def _on_stand_in(
 # The stand-in
 
 
-def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield the text and the row of each record of `--public`, without blank texts. Labels have the
     type of `data.labels`; rows also have nested columns under their dotted names.
 
@@ -300,7 +300,7 @@ def _columns(config: Config, row: Mapping[str, Any], text: str, where: Where) ->
     return found
 
 
-def as_released(config: Config, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def as_released(config: Config, rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """Return rows of `public_records` in the form of a release: with a `text` and a `label`."""
     data = config.data
     return [
@@ -312,14 +312,14 @@ def as_released(config: Config, rows: Sequence[Mapping[str, Any]]) -> list[dict[
     ]
 
 
-def draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[dict[str, Any]]:
+def draw(rows: Sequence[dict[str, object]], size: int, unit: str | None) -> list[dict[str, object]]:
     """Draw about `size` records in whole units, the same ones for the same arguments, in random
     order. If there are too few rows, they are drawn again as new units."""
-    of_unit: dict[Any, list[dict[str, Any]]] = {}
+    of_unit: dict[object, list[dict[str, object]]] = {}
     for number, row in enumerate(rows):
         of_unit.setdefault(number if unit is None else row[unit], []).append(row)
     units, rng = list(of_unit.items()), np.random.default_rng(size)
-    drawn: list[dict[str, Any]] = []
+    drawn: list[dict[str, object]] = []
     for turn in count():
         for place in rng.permutation(len(units)):
             if len(drawn) >= size:
@@ -330,7 +330,7 @@ def draw(rows: Sequence[dict[str, Any]], size: int, unit: str | None) -> list[di
     raise AssertionError("unreachable: count() has no end")
 
 
-def write_stand_in(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+def write_stand_in(rows: Sequence[Mapping[str, object]], folder: Path) -> Path:
     """Write the records that take the place of the private ones."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE

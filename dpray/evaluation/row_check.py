@@ -120,7 +120,7 @@ class Tally:
         self.divider: str | None = None
         self.people = People(self.data)
 
-    def add(self, where: Where, row: Mapping[str, Any] | InputError) -> None:
+    def add(self, where: Where, row: Mapping[str, object] | InputError) -> None:
         self.rows += 1
         if isinstance(row, InputError):
             self.refuse(str(row), where)
@@ -283,7 +283,7 @@ def encodings_of(pieces: Sequence[Piece], data: DataConfig) -> dict[str, str]:
     return {fit.encoding: fit.meaning(header) for fit in found}
 
 
-def _type(row: Mapping[str, Any], name: str, where: Where) -> str:
+def _type(row: Mapping[str, object], name: str, where: Where) -> str:
     """Return the JSON type of a column's value."""
     try:
         value = column_of(row, name, where)
@@ -312,7 +312,7 @@ def _length(lengths: Counter[int], share: float) -> int:
     return int(found)
 
 
-def write_check(config: Config, found: Mapping[str, Any]) -> None:
+def write_check(config: Config, found: Mapping[str, object]) -> None:
     """Write the counts to `private/check.json` in the output folder, for the owner only."""
     folder = Path(config.output.path) / "private"
     try:

@@ -6,7 +6,7 @@ import binascii
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpray.config.sections import MethodSettings, TextSettings
 from dpray.io.table import parse_json
@@ -54,8 +54,8 @@ def _problems(error: ValidationError) -> Iterator[tuple[str, str]]:
     path = iter(map(str, error.absolute_schema_path))
     names = [next(path, "") for part in path if part == "properties"]
     rule, value = error.validator, error.validator_value
-    instance: Any = error.instance
-    if rule == "required" and isinstance(value, list):
+    instance = error.instance
+    if rule == "required" and isinstance(value, list) and isinstance(instance, dict):
         for name in value:
             if name not in instance:
                 yield ".".join([*names, str(name)]), "is missing"
@@ -64,7 +64,7 @@ def _problems(error: ValidationError) -> Iterator[tuple[str, str]]:
         yield ".".join(names) or RECORD, problem
 
 
-def is_base64(text: Any) -> bool:
+def is_base64(text: object) -> bool:
     """Return whether a text is base64: it decodes into a text, or it is long and has capital and
     small letters and digits without a blank."""
     found = (

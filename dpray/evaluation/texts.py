@@ -28,7 +28,7 @@ MIN_RECORDS = 3
 
 def compare_lengths(
     synthetic: Sequence[str], train: Sequence[str], test: Sequence[str], seeds: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Compare the word counts of synthetic and of real test texts, and measure the 1-Wasserstein
     distance between the two, in words (Villani 2009, Section 6).
 
@@ -56,14 +56,14 @@ def compare_lengths(
     }
 
 
-def _summary(words: np.ndarray) -> dict[str, Any]:
+def _summary(words: np.ndarray) -> dict[str, object]:
     quantiles = {str(q): float(np.quantile(words, q)) for q in QUANTILES}
     return {"mean": float(words.mean()), "quantiles": quantiles}
 
 
 def compare_topics(
     texts: Sequence[Sequence[str]], vectors: Sequence[np.ndarray]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return the topics of synthetic, other real and real test records (`texts` and `vectors` in
     this order). Each topic has its terms and its share of each set; the most common in the test set
     comes first.
@@ -87,7 +87,7 @@ def compare_topics(
     ]
 
 
-Record = dict[str, Any] | list[Any]
+Record = dict[str, object] | list[object]
 """A JSON object or array."""
 
 
@@ -119,7 +119,7 @@ def structure(
     }
 
 
-def _fitting(values: Sequence[Any], schema: dict[str, Any]) -> int:
+def _fitting(values: Sequence[Any], schema: dict[str, object]) -> int:
     kind = validator_for(schema)
     try:
         kind.check_schema(schema)

@@ -63,7 +63,7 @@ class People:
         self._columns: defaultdict[str, array[int]] = defaultdict(lambda: array("Q"))
         self._likely: list[str] | None = None
 
-    def add(self, where: Where, row: Mapping[str, Any], record: Row) -> None:
+    def add(self, where: Where, row: Mapping[str, object], record: Row) -> None:
         self._texts.append(_digest(record["text"]))
         if self.data.unit is not None:
             self._units.append(_digest(record["unit"]))

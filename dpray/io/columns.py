@@ -12,7 +12,6 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
 
 from dpray.io.formats import TWICE, Where, folder_columns
 from dpray.types import InputError, did_you_mean, valid_unicode
@@ -42,7 +41,7 @@ _VISIBLE = re.compile(
 (Default_Ignorable_Code_Point), and no empty Braille cell."""
 
 
-def column_of(row: Mapping[str, Any], name: str, where: Where) -> Any:
+def column_of(row: Mapping[str, object], name: str, where: Where) -> object:
     """Return the value of a column, None for null. A dotted name leads to a nested value if no
     column has this very name; a number in it counts the entries of a list from 0, and an entry
     beyond the end is null. Raises InputError; at the first row it lists the columns there are."""
@@ -57,7 +56,7 @@ def column_of(row: Mapping[str, Any], name: str, where: Where) -> Any:
     return value
 
 
-def value_at(value: Any, name: str) -> Any:
+def value_at(value: object, name: str) -> object:
     """Return what a dotted name leads to. Raises LookupError if a key is missing."""
     if isinstance(value, Mapping) and name in value:
         return value[name]
@@ -73,7 +72,7 @@ def value_at(value: Any, name: str) -> Any:
     return value
 
 
-def _there_are(row: Mapping[str, Any], name: str, where: Where) -> str:
+def _there_are(row: Mapping[str, object], name: str, where: Where) -> str:
     if where.hint:
         return f"; {where.hint}"
     if keys_are_data(row):
@@ -108,7 +107,7 @@ def looks_like_name(name: str) -> bool:
     return is_short and name.isprintable()
 
 
-def dotted_names(value: Any, before: str = "", varied: Container[str] = ()) -> list[str]:
+def dotted_names(value: object, before: str = "", varied: Container[str] = ()) -> list[str]:
     """Return the names of a row's columns, dotted for what is nested, in a list of objects for its
     first entry. An object whose keys may be data is not opened, nor is one of `varied`."""
     if isinstance(value, list | tuple):
@@ -129,7 +128,7 @@ def dotted_names(value: Any, before: str = "", varied: Container[str] = ()) -> l
     return names
 
 
-def varied_objects(rows: Sequence[Any]) -> frozenset[str]:
+def varied_objects(rows: Sequence[object]) -> frozenset[str]:
     """Return the dotted names of the nested objects whose keys may be data because they differ from
     row to row: the first row with an object has less than half of its keys in common with others,
     on average. A key without a value counts as missing."""
@@ -146,7 +145,7 @@ def varied_objects(rows: Sequence[Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _objects(value: Any, before: str = "") -> Iterator[tuple[str, set[str]]]:
+def _objects(value: object, before: str = "") -> Iterator[tuple[str, set[str]]]:
     """Yield the dotted names and the keys of the objects in a row, in a list of its first entry."""
     if isinstance(value, list | tuple):
         yield from _objects(value[0] if value else None, f"{before}0.")
@@ -157,16 +156,15 @@ def _objects(value: Any, before: str = "") -> Iterator[tuple[str, set[str]]]:
             yield from _objects(inner, f"{before}{key}.")
 
 
-def keys_are_data(value: Mapping[str, Any]) -> bool:
+def keys_are_data(value: Mapping[str, object]) -> bool:
     """Return whether the keys of an object may be data, such as the names of people: they lead to
     several objects, or lists of objects, that share a key."""
     firsts = [each[0] if isinstance(each, list) and each else each for each in value.values()]
-    if len(firsts) < 2 or not all(isinstance(each, Mapping) for each in firsts):
-        return False
-    return bool(set(firsts[0]).intersection(*firsts[1:]))
+    objects = [set(each) for each in firsts if isinstance(each, Mapping)]
+    return 2 <= len(firsts) == len(objects) and bool(set.intersection(*objects))
 
 
-def text_of(row: Mapping[str, Any], column: str, where: Where) -> str:
+def text_of(row: Mapping[str, object], column: str, where: Where) -> str:
     """Return a row's text, "" for null, with question marks for lone surrogates, which no model
     reads. Raises InputError that names the row if the column is missing or holds no text."""
     value = column_of(row, column, where)
@@ -175,7 +173,7 @@ def text_of(row: Mapping[str, Any], column: str, where: Where) -> str:
     return valid_unicode(value or "")
 
 
-def _way_in(value: Any, column: str, where: Where) -> str:
+def _way_in(value: object, column: str, where: Where) -> str:
     """Return the part of an error that says how to name a value within a list or an object."""
     if isinstance(value, bytes):
         return " but bytes; write the column as text, in pandas by .str.decode('utf-8')"
@@ -192,13 +190,13 @@ def _way_in(value: Any, column: str, where: Where) -> str:
     return what + (f"; there are: {listed_names(names)}" if names else "")
 
 
-def is_empty(value: Any) -> bool:
+def is_empty(value: object) -> bool:
     """Return whether a text is empty: null, or nothing that can be seen. This is the one rule for
     `data.empty`."""
     return value is None or (isinstance(value, str) and not _VISIBLE.search(value))
 
 
-def label_name(value: Any) -> str:
+def label_name(value: object) -> str:
     """Return a label's name. A name's name is itself. A value that JSON does not have, such as a
     date, goes by its text."""
     if isinstance(value, bool | int | float):
@@ -206,7 +204,7 @@ def label_name(value: Any) -> str:
     return valid_unicode(str(value))
 
 
-def value_name(value: Any, names: Container[str] = ()) -> str:
+def value_name(value: object, names: Container[str] = ()) -> str:
     """Return the name of a public value of a column: that of a label, and `null` for null and NaN.
     A whole number with or without `.0` goes by the one of `names`: a column of numbers in which one
     is missing has 1.0 for 1."""
@@ -217,7 +215,7 @@ def value_name(value: Any, names: Container[str] = ()) -> str:
     return name
 
 
-def check_labels(labels: Sequence[Any]) -> None:
+def check_labels(labels: Sequence[object]) -> None:
     """Raise ValueError for labels that the release could not keep or tell apart."""
     for label in labels:
         if not isinstance(label, Label):
@@ -232,7 +230,7 @@ def check_labels(labels: Sequence[Any]) -> None:
         raise ValueError("two are the same number, as 1 and 1.0 are")
 
 
-def plain_value(value: Any, column: str, where: Where) -> Any:
+def plain_value(value: object, column: str, where: Where) -> object:
     """Return a column's value. Raises InputError for null, not-a-number, a list, and an object: it
     has no name, because its parts have no order."""
     if value is None:
@@ -243,19 +241,19 @@ def plain_value(value: Any, column: str, where: Where) -> Any:
     return value
 
 
-def match_label(value: Any, by_name: Mapping[str, Label], column: str, where: Where) -> str:
+def match_label(value: object, by_name: Mapping[str, Label], column: str, where: Where) -> str:
     """Return the name of a row's label, one of `by_name` and of the same type. The cells of CSV and
     the names of folders are all texts, and match by name. Raises InputError."""
     name = label_name(plain_value(value, column, where))
     if name not in by_name:
         raise InputError(f"{where}: the label is not one of data.labels")
     label = by_name[name]
-    if is_of_other_type(value, label, column, where):
+    if isinstance(value, Label) and is_of_other_type(value, label, column, where):
         raise InputError(f"{where}: the label is {_kind(value)}, and in data.labels {_kind(label)}")
     return name
 
 
-def is_of_other_type(value: Any, label: Label, column: str, where: Where) -> bool:
+def is_of_other_type(value: object, label: Label, column: str, where: Where) -> bool:
     """Return whether a value that goes by a label's name is of another type. The cells of CSV and
     the names of folders have no type, nor have values that JSON does not have."""
     if type(value) is type(label) or not isinstance(value, Label) or not where.typed:

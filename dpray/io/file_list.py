@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from threading import Event
-from typing import Any
 
 import pyarrow.fs
 from pyarrow.fs import FileSelector, FileType
@@ -113,7 +112,7 @@ def identity(file: str) -> tuple[int, int] | str:
 def _check_distinct(files: Sequence[str], key: str) -> None:
     """Raise InputError for two files with the same records: a record that is read twice counts
     twice, and its epsilon doubles."""
-    one_file: dict[Any, int] = {}
+    one_file: dict[object, int] = {}
     one_content: dict[str, int] = {}
     for number, file in enumerate(files):
         first = one_file.setdefault(identity(file), number)

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import unquote
 
 from dpray.types import InputError
 
-Row = dict[str, Any]
+Row = dict[str, object]
 
 Kind = Literal["json", "csv", "parquet", "arrow", "txt", "zip", "hub"]
 
@@ -168,7 +168,7 @@ class Twice:
 TWICE = Twice()
 
 
-def row_of(cells: Sequence[tuple[str, Any]]) -> Row:
+def row_of(cells: Sequence[tuple[str, object]]) -> Row:
     """Return the row of these names and values. A name that is there twice has the value TWICE."""
     row = dict(cells)
     if len(row) < len(cells):

@@ -53,13 +53,13 @@ def _orient(found: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _are_columns(lists: Collection[Sequence[Any]]) -> bool:
+def _are_columns(lists: Collection[Sequence[object]]) -> bool:
     """Return whether lists are columns of one table: of one length, and not of objects."""
     are_plain = not any(isinstance(each, Mapping | list) for cells in lists for each in cells[:1])
     return are_plain and len(lists) > 1 and len({len(cells) for cells in lists}) == 1
 
 
-def _lists(found: Mapping[str, Any], before: str = "") -> Iterator[str]:
+def _lists(found: Mapping[str, object], before: str = "") -> Iterator[str]:
     """Yield the dotted names of the lists of objects in an object. None if its keys may be data."""
     if keys_are_data(found):
         return

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from dpray.io.columns import Label, is_empty, label_name, match_label, text_of
 from dpray.io.file_list import identity, list_files
@@ -105,7 +104,7 @@ def read_terms(
     return found
 
 
-def _terms(value: Any, where: Where) -> list[str]:
+def _terms(value: object, where: Where) -> list[str]:
     if not isinstance(value, list) or not value or not all(isinstance(t, str) for t in value):
         raise InputError(f"method.terms: {where}: `terms` has to be a list of terms")
     return value

@@ -22,7 +22,7 @@ SIGNS = ("data.delimiter", "data.quote", "data.escape")
 for most of those that divide cells, such as `|`, `~` and `#`."""
 
 
-def read_tree(path: str | Path, overrides: Sequence[str]) -> Any:
+def read_tree(path: str | Path, overrides: Sequence[str]) -> object:
     """Read the plain tree of a YAML file with `key.sub=value` overrides. Raises InputError."""
     settings = [_setting(each) for each in overrides]
     try:
@@ -38,7 +38,7 @@ def read_tree(path: str | Path, overrides: Sequence[str]) -> Any:
     return tree
 
 
-def _setting(written: str) -> tuple[str, Any]:
+def _setting(written: str) -> tuple[str, object]:
     """Return the key and the value of one `key.sub=value`."""
     key, sign, value = written.partition("=")
     if not sign:
@@ -58,7 +58,7 @@ def _setting(written: str) -> tuple[str, Any]:
         raise InputError(f"{key}: {why}") from None
 
 
-def _with(tree: Any, place: list[str], value: Any, key: str) -> Any:
+def _with(tree: Any, place: list[str], value: Any, key: str) -> object:
     """Return the tree with a value at its place; an entry of a list is named by its number from 0.
     A mapping is merged into the old one, any other value replaces the old one."""
     if not place:
@@ -74,7 +74,7 @@ def _with(tree: Any, place: list[str], value: Any, key: str) -> Any:
     return below | {name: _with(below.get(name), rest, value, key)}
 
 
-def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def _texts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield every text of a plain tree with its full key; the keys of mappings are texts, too."""
     if isinstance(value, Mapping):
         for name, below in value.items():
@@ -88,7 +88,7 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def parse(model: type[M], values: Any) -> M:
+def parse(model: type[M], values: object) -> M:
     """Make a model from a plain tree. Raises InputError that names the first wrong key.
 
     Control characters except tabs and line feeds are refused: texts become paths, names and error
@@ -181,7 +181,7 @@ def _models_at(models: Models, place: Place) -> Models:
     return models
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):

@@ -27,7 +27,7 @@ OTHER_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
 
 
 def object_text(
-    row: Mapping[str, Any], columns: Sequence[str], json_columns: Iterable[str], where: Where
+    row: Mapping[str, object], columns: Sequence[str], json_columns: Iterable[str], where: Where
 ) -> str:
     """Return the JSON object of a row's columns, "" if all are empty. In CSV, whose cells have no
     types, those of `json_columns` are parsed as JSON; an empty one is null. NaN and infinities are
@@ -43,11 +43,11 @@ def object_text(
         raise InputError(f"{where}: columns {', '.join(columns)} do not fit into JSON") from None
 
 
-def _finite_or_null(value: Any) -> Any:
+def _finite_or_null(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     """Return a value that JSON does not have as a text. Raises TypeError for one whose text would
     differ in another process, as an object's address does: a record would have two names."""
     if isinstance(value, date | time | timedelta | Decimal | UUID | bytes):
@@ -56,7 +56,7 @@ def _as_text(value: Any) -> str:
 
 
 def turns_text(
-    row: Mapping[str, Any], column: str, roles: Collection[str] | None, where: Where
+    row: Mapping[str, object], column: str, roles: Collection[str] | None, where: Where
 ) -> str:
     """Return the JSON array of a row's messages, "" if all contents are empty. A role goes by its
     name in `roles`, of any case; None takes any. Raises InputError as `messages_of` does, and for
@@ -71,7 +71,7 @@ def turns_text(
     return valid_unicode(json.dumps(messages, ensure_ascii=False))
 
 
-def messages_of(row: Mapping[str, Any], column: str, where: Where) -> list[dict[str, str]]:
+def messages_of(row: Mapping[str, object], column: str, where: Where) -> list[dict[str, str]]:
     """Return a row's messages, each with its `role` and `content`; the other keys are left out. In
     CSV the cell holds a JSON array of them. Raises InputError that names the row for a value that
     is not a list of messages."""
@@ -93,16 +93,16 @@ def role_of(role: str, roles: Collection[str] | None) -> str | None:
     return role if role in roles else by_name.get(plain, by_name.get(other))
 
 
-def _from_json(cell: str, column: str, where: Where) -> Any:
+def _from_json(cell: object, column: str, where: Where) -> object:
     if is_empty(cell):
         return None
     try:
-        return parse_json(cell)
+        return parse_json(str(cell))
     except ValueError:
         raise InputError(f"{where}: column '{column}' is not JSON") from None
 
 
-def _list_of(value: Any, column: str, where: Where) -> Sequence[Any]:
+def _list_of(value: object, column: str, where: Where) -> Sequence[object]:
     if value is None:
         return ()
     if isinstance(value, Mapping) and value and all(isinstance(v, list) for v in value.values()):
@@ -115,7 +115,7 @@ def _list_of(value: Any, column: str, where: Where) -> Sequence[Any]:
     return value
 
 
-def _message(value: Any, column: str, where: Where) -> dict[str, str]:
+def _message(value: object, column: str, where: Where) -> dict[str, str]:
     if isinstance(value, Mapping):
         role, content = _first(value, ROLE_KEYS), _content(_first(value, CONTENT_KEYS))
         if isinstance(role, str) and content is not None:
@@ -126,13 +126,13 @@ def _message(value: Any, column: str, where: Where) -> dict[str, str]:
     )
 
 
-def _first(message: Mapping[str, Any], keys: Iterable[str]) -> Any:
+def _first(message: Mapping[str, object], keys: Iterable[str]) -> object:
     """Return the value of the first of the keys that has one. A Parquet file may give every message
     all keys."""
     return next((message[key] for key in keys if message.get(key) is not None), None)
 
 
-def _content(value: Any) -> str | None:
+def _content(value: object) -> str | None:
     """Return the text of a message's content, "" for null, as in a message that calls a tool. A
     list of parts is their texts, one a line. None for anything else."""
     if value is None or isinstance(value, str):
@@ -141,7 +141,7 @@ def _content(value: Any) -> str | None:
     return None if None in parts else "\n".join(part for part in parts if part)
 
 
-def _part(value: Any) -> str | None:
+def _part(value: object) -> str | None:
     """Return the text of a part of a message, "" for a picture or another part that has none. None
     for anything else, such as a text under another key."""
     if isinstance(value, Mapping):
@@ -150,7 +150,7 @@ def _part(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def cells_of(text: str, columns: Sequence[str]) -> dict[str, Any] | None:
+def cells_of(text: str, columns: Sequence[str]) -> dict[str, object] | None:
     """Return the columns of a released text, None for a missing one. Return None if the text is no
     JSON object, or has none of the columns."""
     value = _parsed(text)
@@ -169,7 +169,7 @@ def turns_of(text: str) -> list[dict[str, str]] | None:
         return None
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> object:
     try:
         return parse_json(text)
     except ValueError:

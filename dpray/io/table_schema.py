@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 LONGEST_SCHEMA = 256 * 1024
 """The most characters of a schema."""
@@ -15,12 +14,12 @@ GRAMMARS = ("regex", "choices", "lark")
 """A mapping with only one of these keys is no JSON Schema."""
 
 
-def is_grammar(schema: Mapping[str, Any]) -> bool:
+def is_grammar(schema: Mapping[str, object]) -> bool:
     """Return whether `method.schema` is one of `GRAMMARS`, and no JSON Schema."""
     return len(schema) == 1 and next(iter(schema)) in GRAMMARS
 
 
-def read_schema_file(name: str) -> dict[str, Any]:
+def read_schema_file(name: str) -> dict[str, object]:
     """Return a file's JSON Schema, or its grammar as `{"lark": ...}`. Raises ValueError for a file
     that cannot be read."""
     path = Path(name)
@@ -44,7 +43,7 @@ def read_schema_file(name: str) -> dict[str, Any]:
     return schema
 
 
-def turns_schema(roles: Sequence[str]) -> dict[str, Any]:
+def turns_schema(roles: Sequence[str]) -> dict[str, object]:
     """Return the JSON Schema of a conversation between `roles`: of one message if there is one
     role, else of at least two."""
     message = {
@@ -59,7 +58,7 @@ def turns_schema(roles: Sequence[str]) -> dict[str, Any]:
     return {"type": "array", "items": message, "minItems": min(2, len(roles))}
 
 
-def json_columns_of(schema: Mapping[str, Any]) -> list[str]:
+def json_columns_of(schema: Mapping[str, object]) -> list[str]:
     """Return the columns whose values a JSON Schema does not allow to be texts: numbers, true or
     false, lists and objects."""
     return [
@@ -69,12 +68,12 @@ def json_columns_of(schema: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _properties(schema: Mapping[str, object]) -> dict[str, object]:
     found = schema.get("properties")
     return found if isinstance(found, dict) else {}
 
 
-def _may_be_text(subschema: Any, schema: Mapping[str, Any], steps: int = 6) -> bool:
+def _may_be_text(subschema: object, schema: Mapping[str, object], steps: int = 6) -> bool:
     """Return whether a property's schema may allow a text: its types say so, or its values, or any
     of its alternatives. What takes more `steps` of references to find may be a text."""
     if not isinstance(subschema, Mapping) or steps == 0:
@@ -93,16 +92,16 @@ def _may_be_text(subschema: Any, schema: Mapping[str, Any], steps: int = 6) -> b
     return True
 
 
-def _referred(pointer: Any, schema: Mapping[str, Any]) -> Any:
+def _referred(pointer: object, schema: Mapping[str, object]) -> object:
     """Return what `#/$defs/name` stands for, None for any other pointer."""
     parts = str(pointer).split("/")
-    found: Any = schema if parts[0] == "#" else None
+    found: object = schema if parts[0] == "#" else None
     for part in parts[1:]:
         found = found.get(part) if isinstance(found, Mapping) else None
     return found
 
 
-def check_properties(schema: Mapping[str, Any], columns: Sequence[str]) -> None:
+def check_properties(schema: Mapping[str, object], columns: Sequence[str]) -> None:
     """Raise ValueError unless the records of a JSON Schema are objects with all of these columns,
     in this order: prompts show them so."""
     found = [*_properties(schema)]

@@ -148,16 +148,16 @@ def read_template(
     package: str,
     keys: Mapping[str, TextKey],
     *required: str,
-    **further: tuple[Any, Any],
+    **further: tuple[object, object],
 ) -> Template:
     """Read a template of the package by its name, or a YAML file by its path. It has the `required`
     ones of `keys`; `further` keys have a type and a default. Raises InputError that names the file
     and the key."""
     values = _read(name, package)
     texts = {key: (str, ... if key in required else each.default) for key, each in keys.items()}
-    common: dict[str, Any] = {
+    common: dict[str, object] = {
         "parts": (dict[str, Part], {}),
-        "labels": (dict[Any, str], {}),
+        "labels": (dict[object, str], {}),
         "stop": (Words, ()),
         "refusals": (Words, ()),
     }
@@ -186,7 +186,7 @@ def read_template(
     return template
 
 
-def _read(name: str, package: str) -> dict[str, Any]:
+def _read(name: str, package: str) -> dict[str, object]:
     known = packaged(package)
     try:
         values = parse_yaml(known.get(name, Path(name)).read_text(encoding="utf-8-sig"))

@@ -122,8 +122,10 @@ def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
         yield where, InputError(f"{base_name(name)}: too long for one text")
     else:
         text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
-        label = {} if folder_columns(name) else {"label": name.split("/")[-2]}
-        yield where, {"text": text} | label
+        row: Row = {"text": text}
+        if not folder_columns(name):
+            row["label"] = name.split("/")[-2]
+        yield where, row
 
 
 def read_json(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
@@ -264,7 +266,7 @@ def _loaded(text: str, form: FileFormat) -> list[Any]:
         found = [json.loads(page, object_pairs_hook=row_of) for page in pages]
     if form.records is None:
         return list(found)
-    entries: list[Any] = []
+    entries: list[object] = []
     for page in found if isinstance(found, list) else [found]:
         try:
             inner = value_at(page, form.records)

@@ -17,7 +17,6 @@ import string
 import unicodedata
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
 
 from dpray.io.columns import column_of
 from dpray.io.formats import Where
@@ -54,7 +53,7 @@ LEFT_OUT = "which is no unit; give such rows an id of their own, or leave them o
 EXPORT = "export the column as text, or as whole numbers"
 
 
-def unit_of(row: Mapping[str, Any], column: str, where: Where) -> str:
+def unit_of(row: Mapping[str, object], column: str, where: Where) -> str:
     """Return the name of the unit that a row belongs to. Raises InputError that names the row for a
     cell that names none, or one that cannot be told from others."""
     try:
@@ -63,7 +62,7 @@ def unit_of(row: Mapping[str, Any], column: str, where: Where) -> str:
         raise InputError(f"{where}: column '{column}' {error}") from None
 
 
-def unit_name(value: Any) -> str:
+def unit_name(value: object) -> str:
     """Return the name of the unit that a value stands for. Raises ValueError for a value that
     stands for none."""
     if isinstance(value, bytes):  # Parquet without types, as old writers leave it

@@ -29,7 +29,7 @@ class YamlRefused(ValueError):
     """The text is not YAML, gives a key twice, or has an alias. The message is one line."""
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str) -> object:
     """Parse a text into a plain value. Raises YamlRefused, which names the line."""
     try:
         return yaml.load(text, _PlainLoader)
@@ -54,14 +54,14 @@ _SafeLoader: Any = yaml.SafeLoader  # its types name few of its methods
 class _PlainLoader(_SafeLoader):
     yaml_implicit_resolvers = {None: PLAIN}  # noqa: RUF012 (as in the class above)
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()
+    def compose_node(self, parent: object, index: object) -> object:
+        event: object = self.peek_event()
         if isinstance(event, yaml.AliasEvent):  # it may lead back to its own beginning
             problem, mark = "write the value itself in place of the alias", event.start_mark
             raise yaml.MarkedYAMLError(None, None, problem, mark)  # type: ignore[arg-type]
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+    def construct_mapping(self, node: Any, deep: bool = False) -> object:
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):

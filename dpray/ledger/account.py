@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
 
 from dpray.accounting.composed_events import event_from_json
 from dpray.accounting.composition import (
@@ -70,7 +69,7 @@ class Account:
         total = rule.total(charges)
         return cls(create.dataset, rule, *stated_for, charges, total, raises)
 
-    def terms(self) -> dict[str, Any]:
+    def terms(self) -> dict[str, object]:
         """Return the content of the data set's first entry."""
         rule = self.composition
         return {

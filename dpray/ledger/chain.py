@@ -56,11 +56,11 @@ class Entry:
         values: dict[str, Any] = json.loads(self.payload)
         return values
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self) | {"payload": self.values()}
 
 
-def _digest(content: Sequence[Any]) -> str:
+def _digest(content: Sequence[object]) -> str:
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
@@ -79,7 +79,7 @@ class Chain:
     added: list[Entry] = field(default_factory=list)
 
     @property
-    def end(self) -> dict[str, Any]:
+    def end(self) -> dict[str, object]:
         """Return the columns of the data set's row, without its name."""
         return {"length": self.length, "head": self.head, "reservations": self.reservations}
 
@@ -87,7 +87,7 @@ class Chain:
         self,
         kind: str,
         key: str,
-        payload: Mapping[str, Any],
+        payload: Mapping[str, object],
         *,
         unit: str = "",
         attempt: str = "",
@@ -157,7 +157,7 @@ def check_public(what: str, texts: Iterable[str], longest: int = 200) -> None:
         raise InputError(f"{what} has to have 1 to {longest} printable characters")
 
 
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+def plain(values: Mapping[str, object]) -> dict[str, object]:
     """Return the values as the ledger gives them back."""
-    read: dict[str, Any] = json.loads(canonical_json(values))
+    read: dict[str, object] = json.loads(canonical_json(values))
     return read

@@ -51,8 +51,8 @@ class Write(NamedTuple):
     """A method of `Transaction` with its arguments, for a transaction that it may share."""
 
     operation: Callable[..., Any]
-    arguments: Sequence[Any]
-    options: Mapping[str, Any]
+    arguments: Sequence[object]
+    options: Mapping[str, object]
 
 
 class RunLedger(ABC):
@@ -259,13 +259,16 @@ class NullLedger(RunLedger):
     """The ledger of a run without noise, which claims nothing and is charged nothing. It keeps
     nothing, so it has no units and no counts."""
 
-    def write(self, operation: Any, *arguments: Any, **options: Any) -> Any:
-        answers: dict[Any, Any] = {Transaction.publish: 0, Transaction.reserve: []}
-        return answers.get(operation, False)
+    def write(self, operation: Callable[..., T], *arguments: object, **options: object) -> T:
+        answers: dict[object, Any] = {Transaction.publish: 0, Transaction.reserve: []}
+        answer: T = answers.get(operation, False)
+        return answer
 
-    def read(self, query: Any, *arguments: Any, **options: Any) -> Any:
-        empty = {queries.count: Counter[str](), queries.page: [], queries.dataset_names: []}
-        return empty.get(query)
+    def read(self, query: Callable[..., T], *arguments: object, **options: object) -> T:
+        answers: dict[object, Any] = {query: None, queries.count: Counter[str](), queries.page: []}
+        answers[queries.dataset_names] = []
+        answer: T = answers[query]
+        return answer
 
     def close(self) -> None:
         pass
@@ -356,7 +359,7 @@ class Ledger(RunLedger):
                     tips[name] = Tip(length, head)
 
     def _transact(self, writes: Sequence[Write]) -> list[Any]:
-        answers: list[Any] = []
+        answers: list[object] = []
         with self._store.begin() as connection:
             written = Transaction(connection, self._seen)
             for operation, arguments, options in writes:
@@ -407,7 +410,7 @@ class Ledger(RunLedger):
             datasets = [_summary(connection, name) for name in names]
         return {"ledger": str(self), "datasets": datasets}
 
-    def export(self) -> Iterator[dict[str, Any]]:
+    def export(self) -> Iterator[dict[str, object]]:
         """Yield every entry, data set by data set, in the order of its chain."""
         with self._store.read() as connection:
             yield from (entry.to_json() for entry in queries.all_entries(connection))
@@ -491,7 +494,7 @@ def _charge_problems(account: Account, entry: Entry) -> Iterator[str]:
         yield f"{place}: {error}"
 
 
-def _summary(connection: sa.Connection, name: str) -> dict[str, Any]:
+def _summary(connection: sa.Connection, name: str) -> dict[str, object]:
     account = queries.read_account(connection, name)
     counted = queries.counted_entries(connection, name)
     runs = [entry for entry in counted if entry.kind == "reserve"]

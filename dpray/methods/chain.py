@@ -183,10 +183,11 @@ def in_chain(message: str, place: int) -> str:
     return keys.replace("method.", f"methods.{place}.") + colon + what
 
 
-def release(session: Session[Any]) -> Release:
+def release(session: Session[Plan]) -> Release:
     """Run one method after the other. After a crash, the first one makes the same sequences again,
     from its published outputs."""
-    plan: ChainPlan = session.plan
+    plan = session.plan
+    assert isinstance(plan, ChainPlan)
     show, (one, two) = session.on_progress, plan.links
     refuse_older(session)
     with closing(ReleaseFolder(str(session.folder.private / FIRST))) as folder, keys_of(0):
@@ -217,7 +218,7 @@ def release(session: Session[Any]) -> Release:
     return replace(written, report=report)
 
 
-def as_run(session: Session[Any], plan: Plan) -> Plan:
+def as_run(session: Session[Plan], plan: Plan) -> Plan:
     """Return a method's plan with what is known since it was made: the actors' GPUs, the files'
     digests and the measured label proportions."""
     known = {"runtime": session.config.runtime, "data": session.config.data}
@@ -232,7 +233,7 @@ def check_same_event(plan: Plan, charged: Plan) -> None:
         raise RunFailed("the second method's cost depends on what the first one released")
 
 
-def refuse_older(session: Session[Any]) -> None:
+def refuse_older(session: Session[Plan]) -> None:
     """Raise InputError for a chain whose units have the names that older versions gave them: what
     these published would be drawn again under the same charge."""
     started = session.ledger.started(session.charge_key())

@@ -27,14 +27,14 @@ class AutoSettings(MethodSettings):
     name: Literal["auto"]
     engines: ClassVar[frozenset[str]] = MethodSettings.engines | {"none"}
     records: Count = Field(1000, description="synthetic records that are wanted")
-    private_prediction: dict[str, Any] = Field(
+    private_prediction: dict[str, object] = Field(
         {}, description="keys of private prediction to keep fixed"
     )
     aug_pe: dict[str, Any] = Field({}, description="keys of Aug-PE to keep fixed")
-    dp_kps: dict[str, Any] = Field(
+    dp_kps: dict[str, object] = Field(
         {}, description="keys of DP-KPS to keep fixed; its vocabulary is needed here"
     )
-    dp_sgd: dict[str, Any] = Field({}, description="keys of DP-SGD to keep fixed")
+    dp_sgd: dict[str, object] = Field({}, description="keys of DP-SGD to keep fixed")
 
 
 First = Annotated[DpKpsSettings | TopicsSettings, Field(discriminator="name")]
@@ -58,7 +58,7 @@ class ChainSettings(MethodSettings):
 
     @field_validator("methods", mode="before")
     @classmethod
-    def _are_two(cls, methods: Any) -> Any:
+    def _are_two(cls, methods: object) -> object:
         if not isinstance(methods, list | tuple) or len(methods) != 2:
             raise ValueError(
                 "a chain has two methods: dp_kps or topics, and then private_prediction, aug_pe or "
@@ -92,7 +92,7 @@ class RunConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _schema_is_public(cls, values: Any) -> Any:
+    def _schema_is_public(cls, values: object) -> object:
         """Check the files of schemas by their names: their content takes the place of these, and is
         released. Of two such validators the later one comes first, so `method` is there."""
         sections = values if isinstance(values, dict) else {}
@@ -107,7 +107,7 @@ class RunConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _methods_are_a_chain(cls, values: Any) -> Any:
+    def _methods_are_a_chain(cls, values: object) -> object:
         """Read `methods: [...]`, which is short for a `method` with the name chain."""
         if not isinstance(values, dict) or "methods" not in values:
             return values
@@ -152,7 +152,7 @@ class RunConfig(Config):
         columns = tuple(json_columns_of(method.schema))
         return self.model_copy(update={"data": data.model_copy(update={"json_columns": columns})})
 
-    def _with_schema(self, method: TextSettings, schema: dict[str, Any]) -> RunConfig:
+    def _with_schema(self, method: TextSettings, schema: dict[str, object]) -> RunConfig:
         """Return the configuration with a schema for its last method, `method`."""
         changed: MethodSettings = method.model_copy(update={"schema": schema})
         if isinstance(self.method, ChainSettings):
@@ -167,6 +167,6 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return parse_config(read_tree(path, overrides))
 
 
-def parse_config(values: Any) -> RunConfig:
+def parse_config(values: object) -> RunConfig:
     """Make a configuration from a plain tree. Raises InputError that names the first wrong key."""
     return parse(RunConfig, values)

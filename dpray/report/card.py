@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -159,7 +158,7 @@ class Release:
         return answers_of(self.report)
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, object]]:
         return [row for _, row in read_rows(str(self.folder / RECORDS))]
 
 
@@ -228,7 +227,7 @@ def dataset_card(release: Release) -> str:
     matches = None
     if is_installed("phonenumbers"):
         matches = "{} ({} texts)".format(
-            *in_words(find_patterns(row["text"] for row in release.rows))
+            *in_words(find_patterns(str(row["text"]) for row in release.rows))
         )
     return (
         templates()
@@ -247,19 +246,19 @@ def dataset_card(release: Release) -> str:
     )
 
 
-def _figures_of(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, int], Mapping[str, float]]:
+def _figures_of(rows: Sequence[dict[str, object]]) -> tuple[dict[str, int], Mapping[str, float]]:
     """Return the number of released records of each label, as JSON writes it, and quantiles of the
     numbers of words of the released texts."""
     counts: Counter[str] = Counter()
     words = []
     for row in rows:
-        words.append(len(row["text"].split()))
+        words.append(len(str(row["text"]).split()))
         counts[json.dumps(row.get("label"), ensure_ascii=False)] += 1
     quantiles = np.quantile(words or [0], (0.1, 0.5, 0.9))
     return dict(counts.most_common()), dict(zip(("10 %", "50 %", "90 %"), quantiles, strict=True))
 
 
-def croissant(release: Release) -> dict[str, Any]:
+def croissant(release: Release) -> dict[str, object]:
     """Return the metadata in the vocabulary of Croissant 1.0 (MLCommons)."""
     files = {RECORDS: "application/jsonlines"}
     sets = [_record_set("records", RECORDS, _schema(release))]
@@ -296,7 +295,7 @@ Columns = Mapping[str, tuple[str, bool]]
 """By name: Croissant's type of a column, and whether a cell is a list of such values."""
 
 
-def _record_set(name: str, file: str, columns: Columns) -> dict[str, Any]:
+def _record_set(name: str, file: str, columns: Columns) -> dict[str, object]:
     return {
         "@type": "cr:RecordSet",
         "@id": name,
@@ -318,7 +317,7 @@ def _record_set(name: str, file: str, columns: Columns) -> dict[str, Any]:
 def _schema(release: Release) -> Columns:
     """Return the columns of the synthetic records. A column with values of several types is text,
     as pandas and `datasets` read it."""
-    values: dict[str, list[Any]] = {}
+    values: dict[str, list[object]] = {}
     for row in release.rows:
         for name, value in row.items():
             values.setdefault(name, []).append(value)

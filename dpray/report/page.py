@@ -65,8 +65,8 @@ def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
 
 def render_report(
     report: PrivacyReport,
-    samples: Sequence[Mapping[str, Any]],
-    evaluation: Mapping[str, Any] | None,
+    samples: Sequence[Mapping[str, object]],
+    evaluation: Mapping[str, object] | None,
     run: Mapping[str, Any],
     public: bool,
 ) -> str:
@@ -112,14 +112,14 @@ def _values(report: PrivacyReport, public: bool) -> dict[str, object]:
     }
 
 
-def render_ledger(shown: Mapping[str, Any], made_at: str) -> str:
+def render_ledger(shown: Mapping[str, object], made_at: str) -> str:
     """Return the page of all budgets of a ledger. `shown` is the result of `Ledger.show`; `made_at`
     is the time of the page, in UTC and ISO 8601, and the end of its charts."""
     page = templates().get_template("ledger.html.j2")
     return page.render(**shown, made_at=made_at, pictures=pictures, runs_shown=RUNS_SHOWN)
 
 
-def write_rehearsal(folder: Path, summary: Mapping[str, Any]) -> None:
+def write_rehearsal(folder: Path, summary: Mapping[str, object]) -> None:
     """Write `rehearsal.json` and `rehearsal.html` into the folder, from the summary of a
     `Rehearsal`."""
     write_durably(folder / "rehearsal.json", json.dumps(summary, indent=2) + "\n")
@@ -174,10 +174,10 @@ def _shown_config(
     }
 
 
-def _samples(path: Path) -> list[dict[str, Any]]:
+def _samples(path: Path) -> list[dict[str, object]]:
     """Return the first records of each label. The labels take turns, in the order of their
     names."""
-    by_label: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    by_label: defaultdict[str, list[dict[str, object]]] = defaultdict(list)
     for where, row in read_rows(str(path)):
         text_of(row, "text", where)
         kept = by_label[str(row.get("label"))]

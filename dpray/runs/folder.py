@@ -123,11 +123,11 @@ class ReleaseFolder:
     def read_json(self, name: str) -> dict[str, Any]:
         return read_json(self.root / name, "output.path")
 
-    def write_json(self, name: str, value: Any) -> None:
+    def write_json(self, name: str, value: object) -> None:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
         write_durably(self.root / name, text + "\n")
 
-    def stage(self, name: str, records: Iterable[dict[str, Any]]) -> str:
+    def stage(self, name: str, records: Iterable[dict[str, object]]) -> str:
         """Write a part durably; returns its SHA-256, for the ledger."""
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         write_durably(self.staging / name, text, private=True)
@@ -196,7 +196,7 @@ class ReleaseFolder:
             with open(path, encoding="utf-8") as lines:
                 yield from (json.loads(line) for line in lines)
 
-    def assemble(self, records: Iterable[dict[str, Any]]) -> int:
+    def assemble(self, records: Iterable[dict[str, object]]) -> int:
         """Write synthetic.jsonl, one record at a time; returns their number. Tables that an earlier
         run left here are removed."""
         for name in TABLES:
@@ -212,7 +212,7 @@ class ReleaseFolder:
         write_durably(self.synthetic, lines())
         return written
 
-    def release_model(self, source: Path, report: dict[str, Any]) -> None:
+    def release_model(self, source: Path, report: dict[str, object]) -> None:
         """Release the files in `source` as the folder `model`, whole or not at all, with the report
         among them: it travels alone."""
         target, staged = self.root / MODEL, self.private / RELEASED_MODEL

@@ -25,6 +25,7 @@ from dpray.io.files import sha256_of
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.runs.plan import (
     TUNED_WITHOUT_NOISE,
+    Plan,
     guarantee_of,
     label_histogram,
     was_tuned_without_noise,
@@ -56,7 +57,7 @@ FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
 
 
 def privacy_report(
-    session: Session[Any], run: Mapping[str, Any], part: MethodPart, records: int
+    session: Session[Plan], run: Mapping[str, Any], part: MethodPart, records: int
 ) -> PrivacyReport:
     """Return the report of a run; `run` is its run.json, and `part` the method's part."""
     plan, config = session.plan, session.config
@@ -105,7 +106,7 @@ def privacy_report(
     return PrivacyReport(**{**dict(guarantee_of(plan)), **of_method, **common})
 
 
-def _repeats(session: Session[Any]) -> Repeats:
+def _repeats(session: Session[Plan]) -> Repeats:
     """Return the number of units that were begun more than once, and how many starts were lost
     after each cause: a unit may be lost several times."""
     key, ledger = session.charge_key(), session.ledger
@@ -123,7 +124,7 @@ def _repeats(session: Session[Any]) -> Repeats:
     )
 
 
-def _ledger_entry(session: Session[Any], run: Mapping[str, Any]) -> LedgerEntry:
+def _ledger_entry(session: Session[Plan], run: Mapping[str, object]) -> LedgerEntry:
     privacy = session.config.privacy
     account = session.ledger.account(privacy.dataset)
     if account is None:
@@ -158,7 +159,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def public_config(values: Mapping[str, Any]) -> dict[str, Any]:
+def public_config(values: Mapping[str, object]) -> dict[str, object]:
     """Return a configuration's plain values as they may be released."""
     sections = {name: redacted(keys) for name, keys in values.items()}
     sections["data"].pop("path", None)
@@ -168,7 +169,7 @@ def public_config(values: Mapping[str, Any]) -> dict[str, Any]:
     return sections
 
 
-def _columns(names: Any) -> Any:
+def _columns(names: object) -> object:
     """Return names of columns without those that look like a value, as the first row of a file
     without a header does."""
     if isinstance(names, list | tuple):
@@ -176,7 +177,7 @@ def _columns(names: Any) -> Any:
     return names if not isinstance(names, str) or looks_like_name(names) else "(a column)"
 
 
-def redacted(value: Any, key: str = "") -> Any:
+def redacted(value: object, key: str = "") -> Any:
     """Return a plain value with models and files named without their places."""
     if isinstance(value, Mapping):
         return {name: redacted(item, name) for name, item in value.items()}

@@ -70,7 +70,7 @@ class Run:
         self,
         plan: Plan,
         folder: ReleaseFolder,
-        release: Callable[[Session[Any]], Release],
+        release: Callable[[Session[Plan]], Release],
         on_progress: OnProgress,
         build: BuildEngine,
     ) -> None:
@@ -372,7 +372,7 @@ class Run:
 
     # The release
 
-    def _sessions(self, ledger: RunLedger, engine: Engine | None) -> Iterator[Session[Any]]:
+    def _sessions(self, ledger: RunLedger, engine: Engine | None) -> Iterator[Session[Plan]]:
         """Yield a session for each attempt; the first one has the engine that was tried."""
         config = self.plan.config
         hashed = config.model_copy(update={"data": config.data.hashed(self.files)})
@@ -395,7 +395,7 @@ class Run:
                 session.metrics.charged(account.budget, account.spent)
             yield session
 
-    def _finish(self, session: Session[Any], release: Release) -> PrivacyReport:
+    def _finish(self, session: Session[Plan], release: Release) -> PrivacyReport:
         stamp = {"not_private": True} if self.plan.config.not_private else {}
         session.show("writing the release")
         records = self.folder.assemble(record | stamp for record in release.records)
@@ -445,7 +445,7 @@ def _charged(plan: Plan) -> dict[str, Any]:
     return {} if plan.config.not_private else {"": plan.dp_event.to_json()}
 
 
-def changed_files(before: Any, now: Any) -> list[str]:
+def changed_files(before: object, now: object) -> list[str]:
     """Return the keys of two public configurations under which models and files have different
     digests. A file that is not on this machine has no digest, so it is not compared."""
     old, new = _digests(before), _digests(now)
@@ -457,11 +457,11 @@ def changed_files(before: Any, now: Any) -> list[str]:
     ]
 
 
-def _digests(value: Any, key: str = "") -> dict[str, list[str]]:
+def _digests(value: object, key: str = "") -> dict[str, list[str]]:
     """Return a public configuration's digests by their keys, such as `methods.0.vocabulary`."""
     if isinstance(value, str):
         return {key.removeprefix("."): found} if (found := DIGEST.findall(value)) else {}
-    items: Iterable[tuple[Any, Any]] = ()
+    items: Iterable[tuple[object, object]] = ()
     if isinstance(value, Mapping):
         items = value.items()
     elif isinstance(value, list | tuple):

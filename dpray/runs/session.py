@@ -61,7 +61,7 @@ LOSSES = "losses.jsonl"
 FAILURES = "failures.jsonl"
 """The file in `private` that has failures which the ledger does not know yet."""
 
-P = TypeVar("P", bound=Plan)
+P_co = TypeVar("P_co", bound=Plan, covariant=True)
 Arguments = TypeVarTuple("Arguments")
 
 
@@ -76,7 +76,7 @@ class Release:
 
 
 @dataclass(eq=False)
-class Session(Generic[P]):
+class Session(Generic[P_co]):
     """One attempt at a run that was charged.
 
     `plan` is the plan that was charged, with the measured label proportions, if any. `salt` is
@@ -84,7 +84,7 @@ class Session(Generic[P]):
     themselves have ids of their own that begin with it.
     """
 
-    plan: P
+    plan: P_co
     folder: ReleaseFolder
     ledger: RunLedger
     run_id: str
@@ -415,7 +415,7 @@ class LabelCounter:
         return self._counts_N
 
 
-def noisy_labels(shards: Shards[LabelCounter], histogram: LabelHistogram) -> dict[str, Any]:
+def noisy_labels(shards: Shards[LabelCounter], histogram: LabelHistogram) -> dict[str, object]:
     """Return the noisy counts of the `LabelCounter`s and the proportions that follow from them;
     this is the one run of the histogram's mechanism."""
     noisy_N = histogram(np.sum(shards.each(LabelCounter.counts), axis=0))

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,7 +29,7 @@ NO_TYPE = (pa.ArrowException, OverflowError, OSError)
 """Arrow raises one of these for values without a common type, and for a type that is nested more
 deeply than Parquet is read."""
 
-Rows = Iterable[dict[str, Any]]
+Rows = Iterable[dict[str, object]]
 
 
 def write_table(synthetic: Path, data: DataConfig) -> TableCounts:
@@ -41,7 +40,7 @@ def write_table(synthetic: Path, data: DataConfig) -> TableCounts:
 
     def lines() -> Iterator[str]:
         for record in _rows(synthetic):
-            cells = data.columns_of(record["text"])
+            cells = data.columns_of(str(record["text"]))
             counts["left_out" if cells is None else "rows"] += 1
             if cells is not None:
                 label = {} if data.label is None else {data.label: record["label"]}
@@ -55,7 +54,7 @@ def write_table(synthetic: Path, data: DataConfig) -> TableCounts:
     return TableCounts(**counts)
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
+def _rows(file: Path) -> Iterator[dict[str, object]]:
     with open(file, encoding="utf-8") as lines:
         yield from map(json.loads, lines)
 
@@ -94,13 +93,13 @@ def _write_parquet(table: Path, target: Path) -> None:
     sync(target.parent)
 
 
-def _chunks(rows: Rows) -> Iterator[list[dict[str, Any]]]:
+def _chunks(rows: Rows) -> Iterator[list[dict[str, object]]]:
     rows = iter(rows)
     while chunk := list(islice(rows, CHUNK)):
         yield chunk
 
 
-def _common(known: pa.DataType, values: list[Any]) -> pa.DataType:
+def _common(known: pa.DataType, values: list[object]) -> pa.DataType:
     """Return a type for the values and for those of type `known`. Raises one of NO_TYPE if they
     have no common type, or if Parquet cannot store it, such as an empty struct."""
     found = [pa.schema([("", each)]) for each in (known, pa.array(values).type)]

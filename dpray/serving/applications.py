@@ -71,7 +71,7 @@ _ROUTES: dict[str, Callable[[FastAPI], Any]] = {
 """The methods of Ray's ingress that are served; it has others."""
 
 
-def serve_config(file: ServeFile) -> dict[str, Any]:
+def serve_config(file: ServeFile) -> dict[str, object]:
     """Make the input of `serve deploy`: the application below, with `file` as its arguments,
     without defaults and without the keys of another endpoint."""
     others: Any = {"runtime": True, "engine": {"api_key", "base_url", "max_in_flight"}}
@@ -86,11 +86,11 @@ def serve_config(file: ServeFile) -> dict[str, Any]:
     }
 
 
-def http_options(file: ServeFile) -> dict[str, Any]:
+def http_options(file: ServeFile) -> dict[str, object]:
     return file.serve.model_dump(include={"host", "port"})
 
 
-def build(args: dict[str, Any]) -> serve.Application:
+def build(args: dict[str, object]) -> serve.Application:
     """Make the application of a ServeFile's plain values. Raises InputError that names the key."""
     return application(parse(ServeFile, args))
 
@@ -219,7 +219,7 @@ def _model(
     return build_llm_deployment(config, override_serve_options={"name": deployment})
 
 
-def scaling(replicas: ReplicasConfig, limits: LimitsConfig) -> dict[str, Any]:
+def scaling(replicas: ReplicasConfig, limits: LimitsConfig) -> dict[str, object]:
     """Return how Serve scales, queues and ends the replicas of a model.
 
     A replica that is taken away first answers what it has begun: it gets as long as a request may

@@ -13,7 +13,6 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -61,7 +60,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         other = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = _TYPES.get(self.status, other)
         shown = {"message": self.message, "type": kind, "param": self.param, "code": self.code}

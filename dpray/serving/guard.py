@@ -22,7 +22,7 @@ import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from limits import RateLimitItemPerMinute
@@ -270,7 +270,7 @@ def _body(call: Call, caller: Caller) -> bytes:
     return json.dumps(body).encode()
 
 
-def _without_headers(scope: Scope) -> dict[str, Any]:
+def _without_headers(scope: Scope) -> dict[str, object]:
     """Return a scope without the caller's headers: Ray sends all of them, with the key, to the
     model's replica."""
     return dict(scope, headers=[(b"content-type", b"application/json")])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -56,11 +56,11 @@ class _Checked(BaseModel):
     )
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _few_biases(value: Any) -> Any:
+def _few_biases(value: object) -> object:
     # pydantic counts the entries of an object after it has checked each of them.
     if isinstance(value, dict) and len(value) > MAX_BIASES:
         raise ValueError(f"at most {MAX_BIASES} tokens")
@@ -137,7 +137,7 @@ class _Message(_Checked):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_empty_keys(cls, message: Any) -> Any:
+    def _without_empty_keys(cls, message: object) -> object:
         # An answer's message has them, and clients send it back: `"tool_calls": []`.
         if not isinstance(message, dict):
             return message

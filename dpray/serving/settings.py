@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -119,7 +119,7 @@ class ServeConfig(Section):
 
     @field_validator("keys", mode="before")
     @classmethod
-    def _are_hashes(cls, keys: Any) -> Any:
+    def _are_hashes(cls, keys: object) -> object:
         # pydantic's message would quote a key that was pasted here by mistake.
         if not isinstance(keys, list | tuple):
             raise ValueError('a list of "sha256:HEX"')

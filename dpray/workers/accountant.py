@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
+import sqlalchemy as sa
 from ray.actor import ActorHandle
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -24,6 +25,7 @@ from dpray.ledger.store import parse_url
 from dpray.types import DprayError, Resumable
 from dpray.version import __version__
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 NAMESPACE = "dpray"
@@ -45,23 +47,28 @@ class Accountant:
         self._url = url
         self._ledger: Ledger | None = None
         self._opening = threading.Lock()
-        self._waiting: SimpleQueue[tuple[Write, Future[Any]]] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Write, Future[object]]] = SimpleQueue()
         threading.Thread(target=self._write_queue, daemon=True).start()
 
     def write(
-        self, operation: Callable[..., Any], *arguments: Any, **options: Any
-    ) -> tuple[Any, Heads]:
+        self, operation: Callable[..., object], *arguments: object, **options: object
+    ) -> tuple[object, Heads]:
         """Return the operation's answer and the heads of the chains that were seen, for the
         accountant after this one."""
         try:
             ledger = self._open()
         except DprayError as error:
             return error, {}
-        answer: Future[Any] = Future()
+        answer: Future[object] = Future()
         self._waiting.put((Write(operation, arguments, options), answer))
         return answer.result(), ledger.chain_heads()
 
-    def read(self, query: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def read(
+        self,
+        query: Callable[Concatenate[sa.Connection, P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T | DprayError:
         """Return what `Ledger.read` returns."""
         try:
             return self._open().read(query, *arguments, **options)
@@ -108,15 +115,16 @@ class AccountantClient(RunLedger):
         self._actor = while_lost(_start_actor, self._url, self._node_id)
         self._heads: Heads = {}
 
-    def write(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def write(self, operation: Callable[..., T], *arguments: object, **options: object) -> T:
+        answer: T | DprayError
         answer, heads = self._call("write", operation, *arguments, **options)
         if isinstance(answer, DprayError):
             raise answer
         self._heads |= heads
         return answer
 
-    def read(self, query: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        answer = self._call("read", query, *arguments, **options)
+    def read(self, query: Callable[..., T], *arguments: object, **options: object) -> T:
+        answer: T | DprayError = self._call("read", query, *arguments, **options)
         if isinstance(answer, DprayError):
             raise answer
         return answer
@@ -124,13 +132,13 @@ class AccountantClient(RunLedger):
     def close(self) -> None:
         """Leave the actor running: it serves every run on the ledger."""
 
-    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def _call(self, method: str, *arguments: object, **options: object) -> Any:
         try:
             return ray.get(getattr(self._actor, method).remote(*arguments, **options))
         except GONE:
             return while_lost(self._call_another, method, *arguments, **options)
 
-    def _call_another(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def _call_another(self, method: str, *arguments: object, **options: object) -> Any:
         """Repeat a call with a new accountant. The last one may have written before it died, and a
         second call is safe: the ledger knows the key."""
         self._actor = _start_actor(self._url, self._node_id)
@@ -139,7 +147,7 @@ class AccountantClient(RunLedger):
         return ray.get(getattr(self._actor, method).remote(*arguments, **options))
 
 
-def while_lost(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+def while_lost(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """Call `function`, and again for some seconds while it fails because the accountant is lost.
     Raises Resumable after that."""
     retrying = Retrying(
@@ -156,10 +164,6 @@ def while_lost(function: Callable[..., T], *arguments: Any, **options: Any) -> T
 
 def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
     """Return a living actor. For a moment after a death the name still leads to the dead one."""
-    options: dict[str, Any] = {}
-    if _is_file(url):
-        # The file is on the node that asked for the accountant, and on no other.
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
     actor: Any = (
         ray.remote(Accountant)
         .options(
@@ -171,7 +175,10 @@ def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
             max_task_retries=0,
             max_concurrency=CONCURRENT_CALLS,
             num_cpus=0,
-            **options,
+            # A file is on the node that asked for the accountant, and on no other.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+            if _is_file(url)
+            else None,
         )
         .remote(url)
     )

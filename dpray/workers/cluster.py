@@ -38,11 +38,14 @@ def start_ray(address: str | None, environment: Mapping[str, str] | None = None)
         _connect(address, environment or {})
     # Imported late: actors, which connect to nothing, need no Ray Data, and it takes a second.
     from ray.data import DataContext
+    from ray.data.context import ShuffleStrategy
 
     # Ray 2.60 deprecates the options of `map_batches` below, and offers no other place for
     # max_restarts and max_task_retries.
     warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
     context = DataContext.get_current()
+    # Pinned: Ray's default has changed before, and an environment may name another one.
+    context.shuffle_strategy = ShuffleStrategy.SHUFFLE_V2
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.enable_auto_log_stats = False

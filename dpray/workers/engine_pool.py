@@ -96,7 +96,7 @@ class EnginePool:
         make = partial(EngineWorker, partial(build, with_absolute_model(config.engine)))
         # All results that are there: the actor waits for no others.
         actors = RayActors(actor, make, CHUNK, 0.0, places=run_placement().engines())
-        self._pool = ActorPool(actors, self._policy, self._size, keeps_actors=True)
+        self._pool = ActorPool(actors, self._policy, self._size, runtime.wait, keeps_actors=True)
 
     def generate(
         self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None

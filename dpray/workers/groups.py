@@ -232,10 +232,10 @@ def group_pool(
     shared = ray.put(partial(SliceWorker, make_worker, task_size))
     policy = RepeatPrivate(runtime.max_attempts)
     actors = RayActors(actor, shared, task_size, places=run_placement().engines())
-    return ActorPool(actors, policy, runtime.actors, on_loss=on_loss)
+    return ActorPool(actors, policy, runtime.actors, runtime.wait, on_loss=on_loss)
 
 
-def cut_blocks(blocks: list[Any], count: int) -> Iterator[Work]:
+def cut_blocks(blocks: list[object], count: int) -> Iterator[Work]:
     """Yield `count` slices of each block, within bounds. Takes the references out of `blocks`, so
     that Ray frees the blocks that are done."""
     count = max(1, min(count, MOST_SLICES))

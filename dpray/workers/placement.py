@@ -17,11 +17,15 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from time import monotonic, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpray.config.config import Config
 from dpray.types import InputError, OnProgress, Progress, Resumable
 from dpray.workers.engine import gpus_of_rank, may_grow
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
 
 Bundle = dict[str, float]
 """The resources of an actor, as Ray names them."""
@@ -117,11 +121,11 @@ def missing(bundles: Iterable[Bundle], free: Mapping[str, float]) -> int:
 class Place:
     """A bundle of a placement group, which one actor takes."""
 
-    group: Any
+    group: PlacementGroup
     bundle: int
     cpus: float
 
-    def options(self, cpus: float) -> dict[str, Any]:
+    def options(self, cpus: float) -> dict[str, object]:
         """Return Ray's options of an actor that would have so many CPUs anywhere else."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -134,8 +138,8 @@ class Placement:
 
     def __init__(self, needs: Needs, wait: float, on_progress: OnProgress) -> None:
         self._needs, self._wait, self._on_progress = needs, wait, on_progress
-        self._group: Any = None
-        self._more: list[Any] = []
+        self._group: PlacementGroup | None = None
+        self._more: list[PlacementGroup] = []
 
     def check(self) -> None:
         """Raise InputError if the cluster, whole and empty, has no room for the run and cannot
@@ -253,11 +257,11 @@ class Placement:
         self._more = []
 
 
-def _placed(groups: list[Any], most: float) -> list[Any]:
+def _placed(groups: list[PlacementGroup], most: float) -> list[PlacementGroup]:
     """Return the groups that the cluster has placed when no further one comes, and remove the
     others."""
     patience = min(most, MACHINE_COMES if may_grow(_nodes()) else SETTLED)
-    placed: list[Any] = []
+    placed: list[PlacementGroup] = []
     began = last = monotonic()
     while len(placed) < len(groups):
         states = _groups()
@@ -272,14 +276,15 @@ def _placed(groups: list[Any], most: float) -> list[Any]:
     return placed
 
 
-def _new_group(bundles: Sequence[Bundle]) -> Any:
+def _new_group(bundles: Sequence[Bundle]) -> PlacementGroup:
     """Ask for a group, which ends with this program."""
     from ray.util.placement_group import placement_group
 
-    return placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
+    group: PlacementGroup = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
+    return group
 
 
-def _remove(groups: Iterable[Any]) -> None:
+def _remove(groups: Iterable[PlacementGroup]) -> None:
     from ray.util.placement_group import remove_placement_group
 
     for group in groups:

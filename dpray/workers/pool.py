@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from dpray.types import Resumable
 from dpray.workers.failures import (
     REPEAT,
     EndedForMemory,
@@ -225,19 +226,21 @@ class _ActorSlot:
 
 
 class ActorPool:
-    """The controller of at most `size` actors. It does not wait for an actor that the cluster has
-    no room for. An actor that has no more work is ended, because the cluster may need its machine;
-    with `keeps_actors` it stays for the next run, until `close`."""
+    """The controller of at most `size` actors. It waits for an actor that the cluster has no room
+    for only if it has no other one, and for `wait` seconds at most. An actor that has no more work
+    is ended, because the cluster may need its machine; with `keeps_actors` it stays for the next
+    run, until `close`."""
 
     def __init__(
         self,
         actors: RayActors,
         policy: LossPolicy,
         size: int,
+        wait: float,
         keeps_actors: bool = False,
         on_loss: OnLoss = lambda worker_id, error: None,
     ) -> None:
-        self._actors, self._policy, self._size = actors, policy, size
+        self._actors, self._policy, self._size, self._wait = actors, policy, size, wait
         self._keeps_actors, self._on_loss = keeps_actors, on_loss
         self._slots: list[_ActorSlot] = []
 
@@ -246,9 +249,11 @@ class ActorPool:
         all other work is done. Yield results, in whichever order they come, and an empty list at
         least every `TICK`: one step of the controller each time.
 
-        Raises the error that ended the run; and at the end the one with which work was left out.
+        Raises the error that ended the run, or Resumable without an actor for `wait` seconds; and
+        at the end the error with which work was left out.
         """
         self._waiting = deque(work)
+        self._waited = 0.0
         self._error: Exception | None = None
         while len(self._slots) < min(self._size, len(self._waiting)):
             self._slots.append(_ActorSlot(self._actors))
@@ -302,6 +307,13 @@ class ActorPool:
         None if no actor answers within `TICK`."""
         asked = {slot.call: slot for slot in self._slots if slot.call is not None}
         done = self._actors.first_done(list(asked), TICK)
+        is_starting = all(slot.state is SlotState.STARTING for slot in self._slots)
+        self._waited = self._waited + TICK if is_starting and done is None else 0.0
+        if self._waited > self._wait:
+            raise Resumable(
+                f"the cluster has no room: the run waited for an actor for {self._wait:g} s "
+                "(runtime.wait); make room, or wait longer"
+            )
         if done is None:
             return None
         slot = asked[done]

@@ -3,6 +3,7 @@ without a kill, to the last byte, and the run begins, draws and is charged once.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -79,7 +80,7 @@ def killed(folder: Path) -> int:
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The exact sums to which noise is added, which is none here. The public coins of all runs are
-    the same."""
+    the same, and a shard has several blocks of rows."""
     sums: list[list[int]] = []
 
     def without_noise(measurement: Any, counts_N: Any) -> Any:
@@ -87,6 +88,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         return np.asarray(counts_N, dtype=np.int64)
 
     monkeypatch.setattr(discrete_noise, "_noisy", without_noise)
+    monkeypatch.setattr(shards, "CHUNK", 8)
     monkeypatch.setattr(runner, "new_salt", lambda: "5a" * 16)
     monkeypatch.setattr(shards, "SentenceTransformerEmbedder", BagOfWords)
     return sums
@@ -103,10 +105,17 @@ Make = Callable[..., Config]
 
 @pytest.fixture
 def config(
-    settings: Callable[..., Any], sequences: dict[str, Any], endpoint: str, tmp_path: Path
+    settings: Callable[..., Any],
+    sequences: dict[str, Any],
+    endpoint: str,
+    records_file: Path,
+    tmp_path: Path,
 ) -> Make:
     def make(method: str, ray_address: str | None, attempts: int = 3) -> Config:
         changes = sequences
+        words = {word for line in records_file.open() for word in json.loads(line)["text"].split()}
+        known = sorted(word for word in words - {"Marlowe"} if not word.isdigit())
+        Path(sequences["method"]["vocabulary"]).write_text("\n".join(known))
         if method == "aug_pe":
             engine = {"kind": "openai", "model": "m", "base_url": endpoint}
             changes = {"method": AUG_PE, "engine": engine}
@@ -118,20 +127,10 @@ def config(
                 runtime=runtime,
                 output__path=str(tmp_path / where),
                 privacy__ledger=f"sqlite:///{tmp_path}/{where}.db",
-                data__path=str(records_in_blocks(tmp_path)),
             )
         )
 
     return make
-
-
-def records_in_blocks(folder: Path) -> Path:
-    """The 60 records in three files, so that a shard has several blocks."""
-    rows = (folder / "records.jsonl").read_text().splitlines(keepends=True)
-    (folder / "data").mkdir(exist_ok=True)
-    for number in range(3):
-        (folder / "data" / f"{number}.jsonl").write_text("".join(rows[number::3]))
-    return folder / "data"
 
 
 def released(run: Config) -> bytes:
@@ -179,6 +178,7 @@ def test_a_shard_that_is_killed_changes_nothing(
     on_ray = config(method, None)
     report = registry.run(on_ray)
     assert killed(tmp_path) + asked["killed"] == 1, "the kill was seen to fire"
+    assert all(any(sums) for sums in expected)
     assert drawn == expected, "the same exact sums, each with noise once"
     assert released(on_ray) == wanted
     with closing(Ledger.open(on_ray.privacy.ledger)) as ledger:

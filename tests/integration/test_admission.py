@@ -3,6 +3,7 @@ before it is charged, takes what there is, and leaves the rest to the others."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -14,7 +15,8 @@ import pytest
 from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
 from dpray.methods.config import load_config
-from dpray.types import Progress
+from dpray.methods.registry import make_plan
+from dpray.types import Budget, Progress
 from tests.faults.driver import build
 from tests.integration.processes import Cluster, Runs
 
@@ -44,8 +46,7 @@ def several(runs: Callable[..., Runs], tmp_path: Path) -> Callable[..., list[Run
         return [
             runs(
                 output__path=str(tmp_path / f"out-{i}"),
-                privacy__ledger=f"sqlite:///{tmp_path}/ledger-{i}.db",
-                **changes,
+                **({"privacy__ledger": f"sqlite:///{tmp_path}/ledger-{i}.db"} | changes),
             ).with_fault("none")
             for i in range(number)
         ]
@@ -106,6 +107,28 @@ def test_three_runs_share_a_cluster(several: Callable[..., list[Runs]]) -> None:
     processes = [run.start() for run in three]
     for run, process in zip(three, processes, strict=True):
         run.assert_whole(run.finish(process).report)
+
+
+@pytest.mark.chaos
+def test_a_storm_of_submissions_with_one_budget(
+    several: Callable[..., list[Runs]], tmp_path: Path
+) -> None:
+    """Eight runs that each take the whole cluster, and a budget for five of them."""
+    url = f"sqlite:///{tmp_path}/shared.db"
+    keys = {"privacy__ledger": url, "runtime__cpus_per_actor": 2, "method__max_records": 4}
+    storm = several(8, **keys)
+    price = make_plan(load_config(str(storm[0].config), [])).cost
+    with closing(Ledger.create_or_open(url)) as ledger:
+        budget = Budget(5.5 * price.epsilon, 5.5 * price.delta)
+        ledger.create_dataset("notes", budget, "record", "add_or_remove_one")
+    processes = [run.start() for run in storm]
+    ended = [run.finish(process) for run, process in zip(storm, processes, strict=True)]
+    assert Counter(each.code for each in ended) == {0: 5, 3: 3}, [each.err for each in ended]
+    with closing(Ledger.open(url)) as ledger:
+        account = ledger.account("notes")
+        assert account is not None and len(account.charges) == 5 and ledger.verify() == []
+    for run, each in zip(storm, ended, strict=True):
+        assert (run.output / "synthetic.jsonl").exists() == (each.code == 0)
 
 
 def test_more_than_the_cluster_has_is_refused(

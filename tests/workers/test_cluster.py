@@ -114,6 +114,19 @@ def test_exact_numbers_of_rows_stay_in_this_process(monkeypatch: pytest.MonkeyPa
         keep_counts_here()
 
 
+def test_rows_are_gathered_in_one_way_whatever_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ray.data import DataContext
+
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("dpray.workers.cluster.keep_counts_here", lambda: None)
+    context = DataContext.get_current()
+    context.shuffle_strategy = "hash_shuffle"
+    start_ray(None)
+    assert context.shuffle_strategy.value == "shuffle_v2"
+
+
 @pytest.mark.parametrize(
     ("runtime", "cores", "expected"),
     [

@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ObjectLostError, OutOfMemoryError
 
 from dpray.engines.base import DeviceLost, LoadFailed, SelectorFailed
-from dpray.types import DprayError, InputError
+from dpray.types import DprayError, InputError, Resumable
 from dpray.workers.failures import EndedForMemory, LostTooOften
 from dpray.workers.placement import Place
 from dpray.workers.pool import (
@@ -23,6 +23,7 @@ from dpray.workers.pool import (
 )
 from dpray.workers.pool_actor import Answer
 
+WAIT = 5.0
 LOST = ActorDiedError()
 MEMORY = OutOfMemoryError("the node was running low on memory")
 UNDELIVERED = ObjectLostError("0" * 56, None, "")  # type: ignore[arg-type]
@@ -115,7 +116,7 @@ def done(
     """Return the parts whose outcomes came, and the error at the end."""
     found: list[Any] = []
     try:
-        for results in ActorPool(actors, policy, size).run(queue):
+        for results in ActorPool(actors, policy, size, WAIT).run(queue):
             found += [name for name, _ in results]
     except Exception as error:
         return found, error
@@ -140,7 +141,7 @@ def test_every_part_comes_once(policy: LossPolicy, size: int) -> None:
 def test_no_work_waits_for_a_machine_and_the_pool_for_no_actor_without_one() -> None:
     actors = Dummies()
     actors.held = {0, 2}
-    steps = ActorPool(actors, PRIVATE, 3).run(work("a", "b", "c", "d"))
+    steps = ActorPool(actors, PRIVATE, 3, WAIT).run(work("a", "b", "c", "d"))
     assert next(steps) == [] and not actors.taken
     found = [name for results in steps for name, _ in results]
     assert found == ["a", "b", "c", "d"] and actors.living() == 0
@@ -150,16 +151,32 @@ def test_no_work_waits_for_a_machine_and_the_pool_for_no_actor_without_one() -> 
 def test_a_step_says_when_nothing_has_come() -> None:
     actors = Dummies()
     actors.held = {0}
-    steps = ActorPool(actors, PRIVATE, 1).run(work("a"))
+    steps = ActorPool(actors, PRIVATE, 1, WAIT).run(work("a"))
     assert [next(steps) for _ in range(3)] == [[], [], []]
     actors.held = set()
     assert [name for results in steps for name, _ in results] == ["a"]
 
 
+def test_a_pool_without_an_actor_waits_no_longer_than_it_may() -> None:
+    """Its only actor's machine was lost, and no other one comes."""
+    actors = Dummies({"b": [LOST]})
+    actors.held = {1}
+    steps = ActorPool(actors, PRIVATE, 1, WAIT).run(work("a", "b", "c"))
+    found: list[str] = []
+
+    def all_steps() -> None:
+        for results in steps:
+            found.extend(name for name, _ in results or [("", "")])
+
+    with pytest.raises(Resumable, match=r"waited for an actor for 5 s \(runtime\.wait\)"):
+        all_steps()
+    assert found[-5:] == [""] * 5 and {*found} == {"a", ""} and actors.living() == 0
+
+
 def test_an_actor_ends_when_there_is_no_work_for_it() -> None:
     actors = Dummies()
     actors.held = {1}
-    steps = ActorPool(actors, PRIVATE, 2).run(work("a", "b c"))
+    steps = ActorPool(actors, PRIVATE, 2, WAIT).run(work("a", "b c"))
     while not actors.taken["b"]:
         next(steps)
     assert actors.living() == 2
@@ -172,14 +189,14 @@ def test_an_actor_ends_when_there_is_no_work_for_it() -> None:
 def test_each_actor_whose_work_others_take_over_is_told() -> None:
     told: list[tuple[str, Exception]] = []
     actors = Dummies({"b": [LOST]})
-    pool = ActorPool(actors, PRIVATE, 1, on_loss=lambda *loss: told.append(loss))
+    pool = ActorPool(actors, PRIVATE, 1, WAIT, on_loss=lambda *loss: told.append(loss))
     assert sorted(name for lot in pool.run(work("a b")) for name, _ in lot) == ["a", "b"]
     assert told == [("attempt 0", LOST)]
 
 
 def test_an_actor_that_is_kept_does_the_next_run() -> None:
     actors = Dummies()
-    pool = ActorPool(actors, PUBLIC, 2, keeps_actors=True)
+    pool = ActorPool(actors, PUBLIC, 2, WAIT, keeps_actors=True)
     for run in ("a", "b"):
         results = [each for lot in pool.run(work(run, f"{run}2")) for each in lot]
         assert [name for name, _ in results] == [run, f"{run}2"]
@@ -328,7 +345,7 @@ def test_an_actor_without_work_leaves_while_others_work() -> None:
             super().leave(actor)
 
     actors = Leaving({"b": [LOST]})
-    pool = ActorPool(actors, RepeatPrivate(3), 2)
+    pool = ActorPool(actors, RepeatPrivate(3), 2, WAIT)
     found = [name for results in pool.run([Work(("a",)), Work(("b",))]) for name, _ in results]
     assert sorted(found) == ["a", "b"]
     assert len(left) == 2 < len(actors.made)

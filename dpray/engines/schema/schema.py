@@ -68,7 +68,7 @@ class Form:
         return asdict(self) | {"max_tokens": max_tokens}
 
 
-def read_schema(value: dict[str, Any]) -> Schema:
+def read_schema(value: dict[str, object]) -> Schema:
     """Read `method.schema`: a JSON Schema, or a mapping with `regex`, `choices` or `lark`. Raises
     InputError for one that cannot be read or compiled, or is too large."""
     try:
@@ -98,7 +98,7 @@ def _of_kind(kind: Any, source: Any) -> Schema:
     return Schema(kind, source)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 

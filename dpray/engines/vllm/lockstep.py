@@ -81,7 +81,7 @@ class _Text:
         else:
             self.tokens.append(end.token)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         return {"tokens": self.tokens, "fate": self.fate, "error": self.error}
 
 
@@ -320,7 +320,7 @@ class LockstepWorker:
         sizes = [group.kv_cache_spec.block_size for group in cache.kv_cache_groups]
         return {"blocks": cache.num_blocks, "block_sizes": sizes}
 
-    def lockstep_finish(self, name: str) -> dict[str, Any]:
+    def lockstep_finish(self, name: str) -> dict[str, object]:
         """Return the group's outcome as plain values, and forget the group."""
         group = self._lockstep_processor().groups.pop(name)
         if group.fate == "running" and not group.same_history():
@@ -341,13 +341,13 @@ class LockstepWorker:
         processor.parted[name] = group
         return {"public_row": group.public_row is None}
 
-    def parts_draw(self, name: str) -> dict[str, Any]:
+    def parts_draw(self, name: str) -> dict[str, object]:
         """Draw the group's next token, if all of its rows are in, and report the group."""
         group = self._lockstep_processor().parted[name]
         group.draw()
         return group.report()
 
-    def parts_finish(self, name: str) -> dict[str, Any]:
+    def parts_finish(self, name: str) -> dict[str, object]:
         """Return the selector's state, and forget the group."""
         return self._lockstep_processor().parted.pop(name).selector.state()
 

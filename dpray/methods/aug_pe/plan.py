@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -84,7 +83,7 @@ class AugPePlan(Plan):
     def noise_multiplier(self) -> float:
         return 0.0 if self.votes is None else self.votes.noise_multiplier
 
-    def method_summary(self) -> dict[str, Any]:
+    def method_summary(self) -> dict[str, object]:
         settings = self.settings
         return {
             "method": settings.model_dump(exclude={"records"})

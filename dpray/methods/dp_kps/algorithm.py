@@ -179,7 +179,9 @@ class DensityPass:
     """Private pass 2. It keeps the N terms' features (rff), or their angles in every block of every
     estimator, N * I * 8 bytes each (iterative)."""
 
-    def __init__(self, method: DpKps, terms: Sequence[str], vectors_ND: npt.NDArray[Any]) -> None:
+    def __init__(
+        self, method: DpKps, terms: Sequence[str], vectors_ND: npt.NDArray[np.float32]
+    ) -> None:
         self.method, self.matcher = method, TermMatcher(terms)
         S = method.settings.phrases_per_record
         self._features_NI: Array | None = None
@@ -226,7 +228,7 @@ class Sequences:
     """
 
     def __init__(
-        self, method: DpKps, vectors_ND: npt.NDArray[Any], noisy: Mapping[str, Sums]
+        self, method: DpKps, vectors_ND: npt.NDArray[np.float32], noisy: Mapping[str, Sums]
     ) -> None:
         self.method, self.vectors_ND, self.noisy = method, vectors_ND, noisy
         self.pool: Sums = np.sum(list(noisy.values()), axis=0)

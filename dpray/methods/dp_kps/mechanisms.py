@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +109,7 @@ class FourierFeatures:
     blocks: int = 1
     block_norm: float = 1.0
 
-    def angles(self, vectors_ND: npt.NDArray[Any], block: int = 0) -> Array:
+    def angles(self, vectors_ND: npt.NDArray[np.float32], block: int = 0) -> Array:
         """Return the terms that vectors in the given block contribute to the argument of each
         cosine, shape (N, I)."""
         w_DI, _ = _draws(self.seed, block, self.dimension, self.number)
@@ -125,7 +125,7 @@ class FourierFeatures:
         features_RI *= math.sqrt(2)
         return features_RI
 
-    def __call__(self, vectors_ND: npt.NDArray[Any]) -> Array:
+    def __call__(self, vectors_ND: npt.NDArray[np.float32]) -> Array:
         """Return the features of points of one block, shape (N, I)."""
         return self.of_angles(self.angles(vectors_ND))
 

@@ -7,7 +7,6 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -89,7 +88,7 @@ class DpKpsPlan(Plan):
     def makes_texts(self) -> bool:
         return self.config.engine.kind != "none"
 
-    def method_summary(self) -> dict[str, Any]:
+    def method_summary(self) -> dict[str, object]:
         settings = self.settings
         resolved = settings.model_dump(exclude={"epsilon_vocabulary", "epsilon_kde"})
         return {

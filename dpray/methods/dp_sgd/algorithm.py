@@ -93,15 +93,16 @@ def fine_tune(
     trainer: Trainer,
     rng: np.random.Generator,
     before_step: Callable[[int], None] = lambda t: None,
-    after_step: Callable[[int], None] = lambda t: None,
+    after_step: Callable[[int], bool] = lambda t: True,
     start: int = 0,
 ) -> None:
     """Run Algorithm 1 of Abadi et al. 2016 with Poisson sampling.
 
     Every rank runs it with the same `units` and the same draws of `rng`, a generator that nothing
     else draws from: so all know the whole batch, and each takes its share. `before_step` is called
-    with t before anything of step t is drawn, `after_step` once the step is made. The steps before
-    `start` are in the trainer's model already; `rng` is new nevertheless.
+    with t before anything of step t is drawn, `after_step` once the step is made, and if it returns
+    False that step is the last one here. The steps before `start` are in the trainer's model
+    already; `rng` is new nevertheless.
     """
     q, size = plan.mechanism.sampling_probability, plan.most_rows
     if not trainer.may_vary_rows(size):
@@ -114,7 +115,8 @@ def fine_tune(
             trainer.accumulate(texts, (size, positions), last=number == len(micro_batches))
         trainer.add_noise()
         trainer.update()
-        after_step(t)
+        if not after_step(t):
+            return
 
 
 def poisson_batch(units: int, q: float, rng: np.random.Generator) -> npt.NDArray[np.int64]:

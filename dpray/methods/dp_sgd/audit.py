@@ -106,9 +106,10 @@ def train(
     clipped = mechanism.clip_norm / mechanism.expected_batch_size
     weights = model.table.weight.detach()
 
-    def after_step(t: int) -> None:
+    def after_step(t: int) -> bool:
         see(weights.double().numpy()[1:, 0] / clipped)
         weights.zero_()
+        return True
 
     fine_tune(plan, _units(included), trainer, generator(new_key()), after_step=after_step)
 

@@ -123,7 +123,7 @@ class DpSgdPlan(Plan):
             for column in self.codes.names
         }
 
-    def method_summary(self) -> dict[str, Any]:
+    def method_summary(self) -> dict[str, object]:
         settings = self.settings
         return {
             "method": settings.model_dump()

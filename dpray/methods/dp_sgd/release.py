@@ -100,7 +100,12 @@ def train(session: DpSgdSession) -> dict[str, Any]:
     tuned, steps = tuned_folder(session), session.plan.method.steps
     shutil.rmtree(tuned, ignore_errors=True)
     session.show("loading the model", 0, steps)
-    run_training(session, training_of(session), lambda t: session.show("training steps", t, steps))
+    training = training_of(session)
+    while True:
+        run_training(session, training, lambda t: session.show("training steps", t, steps))
+        # It stops after a notice that a machine will be taken away, and goes on with others.
+        if training.journal.steps_done() == steps:
+            break
     sync_all(tuned)
     return {"files": hashes(released_folder(session))}
 

@@ -151,7 +151,7 @@ class BatchMemory:
 
 
 def batch_memory(
-    engine: EngineConfig, model_config: Any, row_tokens: int, rows: int
+    engine: EngineConfig, model_config: object, row_tokens: int, rows: int
 ) -> BatchMemory:
     """Return the memory of batches of `rows` rows, on the GPU that `engine.gpu_memory_gib` names or
     this machine has, else on its CPU."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from dpray.accounting.event import Event
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult
@@ -101,7 +100,7 @@ class PrivatePrediction:
 
     def next_text(self, state: BatchState) -> LockstepGroup:
         """Return the text to decode next, which the engine does by lines 7 to 20."""
-        others: dict[str, Any] = {"t": state.t, "noisy_threshold": state.noisy_threshold}
+        others: dict[str, object] = {"t": state.t, "noisy_threshold": state.noisy_threshold}
         if self.longest_copy is not None:
             others |= {"prompt": state.S.public_prompt, "longest_copy": self.longest_copy}
         if self.form is not None:

@@ -202,7 +202,7 @@ class PrivatePredictionPlan(Plan):
         ones at all."""
         return self.settings.candidates != "all" or self.settings.public_gate is not None
 
-    def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
+    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Any]:
         row_tokens = self.settings.max_prompt_tokens + self.settings.max_tokens
         if self.memory is not None:
             row_tokens = self.memory.row_tokens
@@ -244,7 +244,7 @@ class PrivatePredictionPlan(Plan):
         rarest = min(share for share in self.proportions.values() if share > 0)
         return math.ceil(self.settings.expected_batch_size / rarest)
 
-    def method_summary(self) -> dict[str, Any]:
+    def method_summary(self) -> dict[str, object]:
         mechanism, settings = self.method.mechanism, self.settings
         return {
             "method": {"name": settings.name, "template": settings.template}
@@ -532,7 +532,7 @@ def _candidates(
 ) -> Iterator[PrivatePredictionSettings]:
     """Yield settings, first those that are better if they afford the texts."""
     clips = [settings.clip_bound]
-    free: dict[str, Any] = {}
+    free: dict[str, object] = {}
     if not _is_set(settings, CLIP):
         free, clips = {"clip": "dclip", "temperature": 1.0}, list(CLIP_BOUNDS)
     if settings.batch_size != "auto" and _is_set(settings, {"batch_size"}):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -100,7 +100,7 @@ class PrivatePredictionSettings(TextSettings):
 
     @field_validator("batch_size", mode="before")
     @classmethod
-    def _number_or_auto(cls, size: Any) -> Any:
+    def _number_or_auto(cls, size: object) -> object:
         if size != "auto" and (type(size) is not int or not 1 <= size <= LARGEST):
             raise ValueError(f"a whole number from 1 to {LARGEST}, or auto")
         return size

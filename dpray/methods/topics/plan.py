@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from dpray.accounting.event import Event
 from dpray.config.config import Config
@@ -55,7 +54,7 @@ class TopicsPlan(Plan):
     def noise_multiplier(self) -> float:
         return self.votes.noise_multiplier
 
-    def method_summary(self) -> dict[str, Any]:
+    def method_summary(self) -> dict[str, object]:
         return {
             "method": self.settings.model_dump() | {"noise_multiplier": self.noise_multiplier},
             "records": self.settings.records,

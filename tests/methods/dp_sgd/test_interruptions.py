@@ -23,7 +23,7 @@ from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods import registry as methods
 from dpray.methods.dp_sgd import release
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
-from dpray.methods.dp_sgd.training import journal
+from dpray.methods.dp_sgd.training import journal, training
 from dpray.methods.dp_sgd.training.journal import TrainingState
 from dpray.methods.dp_sgd.training.model import load_loss, put_weights
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
@@ -103,6 +103,40 @@ def test_a_bad_row_is_corrected_at_no_cost(
         methods.run(run)
     records_file.write_text(good)
     assert methods.run(run)["steps"]["repeated"] == 0
+
+
+@pytest.mark.parametrize("last", [0, 1, 4, 5])
+def test_a_training_that_has_a_notice_repeats_no_step(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    """After the step `last` a machine will be taken away: it is the last one before the next start
+    of the ranks, wherever in its block it is."""
+    run = config()
+    ledger = open_budget(run)
+    steps = iter(range(7))
+    made: list[int] = []
+    starts: list[int] = []
+    resumed = training._resumed
+
+    def has_notice(trainer: ReferenceTrainer) -> bool:
+        made.append(next(steps))
+        return made[-1] == last
+
+    def counted(*arguments: Any) -> tuple[ReferenceTrainer, int]:
+        trainer, start = resumed(*arguments)
+        starts.append(start)
+        return trainer, start
+
+    monkeypatch.setattr(ReferenceTrainer, "has_notice", has_notice)
+    monkeypatch.setattr(training, "_resumed", counted)
+    report = methods.run(run)
+    assert made == [*range(6)] and starts == [0, last + 1][: 1 if last == 5 else 2]
+    assert report["steps"] == {"planned": 6, "repeated": 0, "charged": 6}
+    published = [unit for unit, _ in ledger.published(report["ledger"]["reservation"])]
+    blocks = {"steps-00000001-00000002", "steps-00000003-00000004", "steps-00000005-00000006"}
+    cut = {0: {"steps-00000002-00000002"}, 4: {"steps-00000006-00000006"}}.get(last, set())
+    assert {*published} == blocks | cut | {"model"}
+    assert ledger.verify() == []
 
 
 def test_a_progress_function_that_raises_fails_no_training(config: Callable[..., Config]) -> None:

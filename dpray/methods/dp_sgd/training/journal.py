@@ -5,6 +5,9 @@ A block is begun in the ledger, durably, before any of its noise is drawn; after
 state is written, and its SHA-256 published under the block's name. A block that was begun and not
 published may have made any number of its steps: when it is begun again, all of them are charged a
 second time. The states of the noise and of the sampling are never stored.
+
+A block that a notice cuts short is published with the steps that were made, and the others are
+begun as another block. So each step of a published block is in it once, or in a later one.
 """
 
 from __future__ import annotations
@@ -38,14 +41,18 @@ class TrainingState:
     moments: Mapping[str, Mapping[str, torch.Tensor]] = field(repr=False)
 
     @staticmethod
+    def steps_in(path: Path) -> int:
+        with safe_open(path, framework="pt") as file:
+            return int(file.metadata()["steps"])
+
+    @staticmethod
     def load(path: Path) -> TrainingState:
         found: dict[str, dict[str, torch.Tensor]] = {"weights": {}}
         with safe_open(path, framework="pt") as file:
-            steps = int(file.metadata()["steps"])
             for key in file.keys():  # noqa: SIM118 (not a mapping)
                 kind, _, name = key.partition("/")
                 found.setdefault(kind, {})[name] = file.get_tensor(key)
-        return TrainingState(steps, found.pop("weights"), found)
+        return TrainingState(TrainingState.steps_in(path), found.pop("weights"), found)
 
 
 def block_steps(unit: str) -> range:
@@ -96,22 +103,22 @@ class Journal:
         return TrainingState.load(path)
 
     def steps_done(self) -> int:
-        """Return the number of steps up to the last published block."""
+        """Return the number of steps up to the last checkpoint."""
         last = self._last_block()
-        return 0 if last is None else block_steps(last[0]).stop
+        return 0 if last is None else TrainingState.steps_in(self._path(*last[:2]))
 
-    def begin(self, t: int) -> None:
-        """Begin the block that step t is the first of; on rank 0."""
-        if t % self.block_size == 0:
-            self.ledger.begin(self.key, self.attempt, [self._block(t)])
+    def begin(self, first: int) -> None:
+        """Begin the block of steps from `first` on; on rank 0."""
+        self.ledger.begin(self.key, self.attempt, [self._block(first)])
 
     def ends_block(self, t: int) -> bool:
         return (t + 1) % self.block_size == 0 or t + 1 == self.steps
 
-    def keep(self, t: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Publish the state after the last step t of a block, named as `TrainingState.load` reads
-        it; on rank 0, which holds all of it in its memory."""
-        unit = self._block(t)
+    def keep(self, first: int, t: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Publish the state after step t, the last one that is made in the block that begins with
+        step `first`, named as `TrainingState.load` reads it; on rank 0, which holds all of it in
+        its memory."""
+        unit = self._block(first)
         path = self._path(unit, self.attempt)
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_suffix(".tmp")
@@ -135,6 +142,8 @@ class Journal:
             while not ended.wait(SECONDS_BETWEEN_LOOKS):
                 try:
                     show(self.steps_done())
+                except FileNotFoundError:
+                    pass  # a newer checkpoint has just taken its place
                 except Exception:
                     return  # without progress the training still goes on
 
@@ -156,10 +165,10 @@ class Journal:
         published = self.ledger.published(self.key)
         return max(((unit, *entry) for unit, entry in published if block_steps(unit)), default=None)
 
-    def _block(self, t: int) -> str:
-        """Return the name of the block that step t, from 0, belongs to."""
-        first = t - t % self.block_size
-        return f"steps-{first + 1:08d}-{min(first + self.block_size, self.steps):08d}"
+    def _block(self, first: int) -> str:
+        """Return the name of the block of steps from `first`, from 0, on."""
+        end = min(first - first % self.block_size + self.block_size, self.steps)
+        return f"steps-{first + 1:08d}-{end:08d}"
 
     def _path(self, unit: str, attempt: str) -> Path:
         return Path(self.folder) / f"{unit}-{attempt}.safetensors"

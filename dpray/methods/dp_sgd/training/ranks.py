@@ -61,7 +61,8 @@ def train_on_ray(
     cpus_per_worker: float = 1.0,
     wait: float = 3600.0,
 ) -> None:
-    """Fine-tune on `workers` ranks; returns when the model is in `training.folder`.
+    """Fine-tune on `workers` ranks; returns when the model is in `training.folder`, or earlier,
+    with a checkpoint, if a machine will be taken away.
 
     `scratch` is a folder for Ray Train's own files, on storage that all nodes share. Raises what a
     rank raised, Ray's error if a worker was lost, and Resumable if the cluster has no room for
@@ -225,6 +226,9 @@ class ZeroTrainer(ReferenceTrainer):
 
     def wait_for_ranks(self) -> None:
         dist.barrier()
+
+    def has_notice(self) -> bool:
+        return ray.train.get_preemption_info() is not None
 
     def forward(self, *batch: torch.Tensor) -> Losses:
         # DeepSpeed gives up what a backward pass left whole only after its own `backward`. The one

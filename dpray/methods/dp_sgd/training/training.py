@@ -117,6 +117,11 @@ class ReferenceTrainer:
     def wait_for_ranks(self) -> None:
         """Return once all ranks have called it."""
 
+    def has_notice(self) -> bool:
+        """Return whether a machine of a rank will be taken away soon. All ranks call it together,
+        and get the same answer."""
+        return False
+
     def forward(self, *batch: torch.Tensor) -> Losses:
         """Return the losses of a micro-batch's ids, mask and labels."""
         losses: Losses = self._loss(*batch)
@@ -219,35 +224,44 @@ def train(
     make_trainer: Callable[[PerExampleLoss], AnyTrainer],
     sampling: np.random.Generator,
     on_step: OnStep = lambda t: None,
-    loading: AbstractContextManager[Any] = contextlib.nullcontext(),
+    loading: AbstractContextManager[object] = contextlib.nullcontext(),
 ) -> AnyTrainer:
-    """Make the steps that are not made yet, write the model, and return the trainer. `sampling`
-    draws the same on all ranks, and never drew before; rank 0 calls `on_step` before each step;
-    `loading` is that of `load_loss`. Raises InputError, before a step is made, if the parent of
-    the model's folder is not here."""
+    """Make the steps that are not made yet, write the model, and return the trainer. After a notice
+    that a machine will be taken away, stop with a checkpoint after the step that is being made, so
+    that no step is made again.
+
+    `sampling` draws the same on all ranks, and never drew before; rank 0 calls `on_step` before
+    each step; `loading` is that of `load_loss`. Raises InputError, before a step is made, if the
+    parent of the model's folder is not here."""
     # Rank 0 may be on any node, in the next attempt on another one, so every rank checks. Found
     # after the first steps, this would cost what they were charged.
     if not Path(training.folder).parent.is_dir():
         raise InputError(NOT_SHARED)
-    journal = training.journal
+    journal, method = training.journal, training.method
     trainer, start = _resumed(training, make_trainer, loading)
+    first = start  # of the steps since the last checkpoint
 
     def before_step(t: int) -> None:
         if trainer.rank == 0:
-            journal.begin(t)
+            if t == first:
+                journal.begin(t)
             on_step(t)
 
-    def after_step(t: int) -> None:
-        if journal.ends_block(t):
+    def after_step(t: int) -> bool:
+        nonlocal first
+        goes_on = not trainer.has_notice()
+        if journal.ends_block(t) or not goes_on:
             if trainer.rank == 0:
-                journal.keep(t, trainer.tensors())
+                journal.keep(first, t, trainer.tensors())
             else:
                 for _ in trainer.tensors():
                     pass
+            first = t + 1
+        return goes_on
 
-    units, method = training.read(trainer), training.method
-    fine_tune(method, units, trainer, sampling, before_step, after_step, start)
-    if trainer.rank == 0 and (last := journal.latest()) is not None:
+    fine_tune(method, training.read(trainer), trainer, sampling, before_step, after_step, start)
+    last = journal.latest() if trainer.rank == 0 else None
+    if last is not None and last.steps == method.steps:
         # The checkpoint's weights are mapped from its file: no rank has to hold them all.
         folder = Path(training.folder)
         save_model(training.base, method.settings, last.weights, folder, training.base_name)
@@ -257,7 +271,7 @@ def train(
 def _resumed(
     training: Training,
     make_trainer: Callable[[PerExampleLoss], AnyTrainer],
-    loading: AbstractContextManager[Any],
+    loading: AbstractContextManager[object],
 ) -> tuple[AnyTrainer, int]:
     """Return the trainer as the last checkpoint left it, and the next step's number, from 0."""
     state = training.journal.latest()

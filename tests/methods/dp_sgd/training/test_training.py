@@ -63,7 +63,7 @@ def test_a_checkpoint_takes_the_place_of_the_one_before_it_alone(tmp_path: Path)
     (tmp_path / ".nfs0001").mkdir()
     (tmp_path / "steps-00000001-00000002-before.tmp").touch()
     for t in (1, 3):
-        journal.keep(t, [("weights/w", torch.ones(2))])
+        journal.keep(t - 1, t, [("weights/w", torch.ones(2))])
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {".nfs0001", "steps-00000003-00000004-attempt.safetensors"}
 
@@ -73,7 +73,7 @@ def test_a_rank_that_does_not_see_the_output_folder_makes_no_step(
 ) -> None:
     """On another node, whose disk has no such folder, a step would be charged for nothing."""
     shown, folder = list[int](), tmp_path / "of_another_node" / "model"
-    with pytest.raises(InputError, match=r"output\.path: a rank .* disk that all nodes share"):
+    with pytest.raises(InputError, match=r"output\.path: a machine .* disk that all nodes share"):
         train_here(training(5, model_folder, folder), shown.append)
     assert not shown and not folder.parent.exists()
 
