@@ -107,7 +107,7 @@ class Transaction:
         entry = chain.append("raise", name, content, unit=number, at=now())
         rule = replace(account.composition, budget=budget)
         account = replace(account, composition=rule, raises=(*account.raises, entry))
-        self.add_charges(chain, account)
+        self.add(chain, account)
         return account
 
     def reserve(
@@ -152,7 +152,7 @@ class Transaction:
                 made[key] = chain.append("reserve", key, payload, at=at)
         for digest in unbound:
             chain.append("data", digest, {}, at=at)
-        self.add_charges(chain, account)
+        self.add(chain, account)
         return [made[key] for key in payloads]
 
     def begin(self, charge_key: str, attempt_id: str, units: Sequence[str]) -> None:
@@ -252,17 +252,15 @@ class Transaction:
             )
         return chain, outcomes
 
-    def add(self, chain: Chain) -> None:
-        """Write the new entries of a chain. Nothing may refuse the operation from here on."""
+    def add(self, chain: Chain, account: Account | None = None) -> None:
+        """Write the new entries of a chain, which add up to `account` if some are charges. Nothing
+        may refuse the operation from here on."""
         if rows := [vars(entry) for entry in chain.added]:
             self.connection.execute(queries.INSERT, rows)
             chain.added.clear()
             self._longer.add(chain.dataset)
-
-    def add_charges(self, chain: Chain, account: Account) -> None:
-        """Write the new entries of a chain, which add up to `account`."""
-        self.add(chain)
-        self._accounts[chain.dataset] = account
+        if account is not None:
+            self._accounts[chain.dataset] = account
 
     def add_dataset(self, chain: Chain) -> None:
         """Write a new data set."""

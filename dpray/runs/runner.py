@@ -50,7 +50,7 @@ from dpray.workers.engine import BuildEngine, gpus_of_cluster, resolve_gpus
 from dpray.workers.engine_pool import check_loads
 from dpray.workers.metrics import no_metrics, ray_metrics
 from dpray.workers.placement import placed
-from dpray.workers.rows import check_first_records, hash_files
+from dpray.workers.rows import check_first_records
 
 DATA_FINGERPRINT = "data.sha256"
 
@@ -243,7 +243,7 @@ class Run:
             self.on_progress(Progress("hashing files", round(100 * share), 100))
 
         show(0.0)
-        digests = (hash_files if self.on_ray else file_digests)(config.data.path, show)
+        digests = (cluster.hash_files if self.on_ray else file_digests)(config.data.path, show)
         found = fingerprint(digests)
         if not has_begun:
             self.run["unit_names"] = UNIT_NAMES
@@ -277,6 +277,25 @@ class Run:
         no mechanism has run, and the ledger keeps only keyed hashes. (A budget that another run
         takes after it was tried is refused after the hashing.)
         """
+        state = self._check_same_run(ledger)
+        if not self.plan.config.not_private:
+            self.on_progress(Progress("charging the budget"))
+            new_budget = self._new_budget(ledger)
+            if new_budget is not None:
+                self.run["made_budget"] = True
+            if state == "planned":
+                self._write_run("charging")
+            try:
+                ledger.reserve(*self._charge_asked(), self.files, new_budget=new_budget)
+            except (BudgetRefused, InputError):
+                self.run.pop("made_budget", None)
+                self._write_run(state)
+                raise
+        self._write_run("reserved")
+
+    def _check_same_run(self, ledger: RunLedger) -> str:
+        """Return the run's state as the ledger has it, and hash the data's files. Raises InputError
+        if this is no longer the run that began."""
         is_free, state = self.plan.config.not_private, self.run["state"]
         is_held = not is_free and ledger.is_reserved(self.run_id)
         if state == "reserved" and not (is_free or is_held):
@@ -292,24 +311,7 @@ class Run:
             state = "reserved" if is_held else "planned"
         self._write_run(state)
         self.files = self._check_same_data(has_begun)
-        if not is_free:
-            self._charge(ledger, self.files)
-        self._write_run("reserved")
-
-    def _charge(self, ledger: RunLedger, files: list[bytes]) -> None:
-        self.on_progress(Progress("charging the budget"))
-        charge, before = self._charge_asked(), self.run["state"]
-        new_budget = self._new_budget(ledger)
-        if new_budget is not None:
-            self.run["made_budget"] = True
-        if before == "planned":
-            self._write_run("charging")
-        try:
-            ledger.reserve(*charge, files, new_budget=new_budget)
-        except (BudgetRefused, InputError):
-            self.run.pop("made_budget", None)
-            self._write_run(before)
-            raise
+        return str(state)
 
     def _charge_asked(self) -> tuple[str, dict[str, tuple[Event, Budget]], str, str]:
         """Return the data set, the charge, and the unit and relation that it is stated for."""

@@ -1,4 +1,4 @@
-"""This module connects to Ray, and starts actors that Ray never repeats."""
+"""This module connects to Ray, starts actors that Ray never repeats, and hashes files in tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,8 +16,11 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
+from dpray.io.file_list import READERS, file_digest, list_files
 from dpray.types import InputError, Resumable
+from dpray.workers.failures import own_errors
 from dpray.workers.placement import Place, memory_of
+from dpray.workers.rows import without_words
 
 PATIENCE = 30
 """Seconds in which a cluster has to answer: the head may be starting again."""
@@ -127,6 +131,31 @@ def keep_counts_here() -> None:
 
 def _do_nothing(*_: object, **__: object) -> None:
     pass
+
+
+def hash_files(path: str, on_share: Callable[[float], None]) -> list[bytes]:
+    """Return the digests of the files that `path` names, as `file_digests` does. Tasks on all
+    machines hash them, so that the files do not all pass through the network of this one. They take
+    no CPU: the run's own group may hold all there are. Raises InputError for a file that cannot be
+    read, and Ray's error if machines are lost again and again."""
+    files = list_files(path)
+    hashing: Any = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_hash)
+    most = READERS * sum(node["Alive"] for node in ray.nodes())
+    left, place_of, digests = deque(enumerate(files)), dict[Any, int](), dict[int, bytes]()
+    while left or place_of:
+        while left and len(place_of) < most:
+            place, file = left.popleft()
+            place_of[hashing.remote(file)] = place
+        done, _ = ray.wait([*place_of], timeout=1.0)
+        with own_errors():
+            digests |= {place_of.pop(each): ray.get(each) for each in done}
+        on_share(len(digests) / len(files))
+    return [digests[place] for place in range(len(files))]
+
+
+def _hash(file: str) -> bytes:
+    with without_words():
+        return file_digest(file)
 
 
 class NeverRepeated:

@@ -34,16 +34,9 @@ from dpray.types import (
     first_line,
     is_interruption,
 )
+from dpray.workers.rows import WorkerError
 
 E = TypeVar("E", bound=BaseException)
-
-
-class WorkerError(Exception):
-    """A library's error in a worker, of which only the name is left.
-
-    Ray keeps the text of an error that a task raised until the cluster ends, and its dashboard
-    shows it to anyone with the cluster's token. A library's error may quote a record.
-    """
 
 
 class Then(Enum):

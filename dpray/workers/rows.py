@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,13 +16,12 @@ import pyarrow as pa
 from dpray.config.config import Config, DataConfig
 from dpray.engines.base import EngineError
 from dpray.io.columns import column_of, is_empty, match_label, value_name
-from dpray.io.file_list import READERS, file_digest, list_files
+from dpray.io.file_list import file_digest, list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, last_row, numbered, read_piece
 from dpray.io.units import unit_of
 from dpray.mechanisms.batches import content_id, content_rank
 from dpray.types import DprayError, InputError, is_interruption
-from dpray.workers.failures import WorkerError, own_errors
 
 if TYPE_CHECKING:
     import ray.data
@@ -247,33 +246,6 @@ def check_cut_files(files: Sequence[Piece], size: int = PIECE_BYTES) -> None:
     ray.get([check.remote(file) for file in files if len(cut(file, size)) > 1])
 
 
-def hash_files(path: str, on_share: Callable[[float], None]) -> list[bytes]:
-    """Return the digests of the files that `path` names, as `file_digests` does. Tasks on all
-    machines hash them, so that the files do not all pass through the network of this one. They take
-    no CPU: the run's own group may hold all there are. Raises InputError for a file that cannot be
-    read, and Ray's error if machines are lost again and again."""
-    import ray
-
-    files = list_files(path)
-    hashing: Any = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_hash)
-    most = READERS * sum(node["Alive"] for node in ray.nodes())
-    left, place_of, digests = deque(enumerate(files)), dict[Any, int](), dict[int, bytes]()
-    while left or place_of:
-        while left and len(place_of) < most:
-            place, file = left.popleft()
-            place_of[hashing.remote(file)] = place
-        done, _ = ray.wait([*place_of], timeout=1.0)
-        with own_errors():
-            digests |= {place_of.pop(each): ray.get(each) for each in done}
-        on_share(len(digests) / len(files))
-    return [digests[place] for place in range(len(files))]
-
-
-def _hash(file: str) -> bytes:
-    with without_words():
-        return file_digest(file)
-
-
 def _count(piece: Piece) -> tuple[int, int]:
     with without_words():
         return count_rows(piece)
@@ -319,6 +291,14 @@ def _columns(
         if columns[name] not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
     return columns
+
+
+class WorkerError(Exception):
+    """A library's error in a worker, of which only the name is left.
+
+    Ray keeps the text of an error that a task raised until the cluster ends, and its dashboard
+    shows it to anyone with the cluster's token. A library's error may quote a record.
+    """
 
 
 @contextmanager

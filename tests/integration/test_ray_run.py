@@ -87,18 +87,18 @@ import sys
 import ray
 from dpray.io.file_list import file_digests
 from dpray.types import InputError
-from dpray.workers import rows
+from dpray.workers import cluster
 from dpray.workers.cluster import start_ray
 
 folder, missing = sys.argv[1:]
 start_ray(None)
-rows.file_digest = None  # this process hashes nothing
+cluster.file_digest = None  # this process hashes nothing
 shares = []
-assert rows.hash_files(folder, shares.append) == file_digests(folder)
+assert cluster.hash_files(folder, shares.append) == file_digests(folder)
 assert shares == sorted(shares) and shares[-1] == 1
-rows.list_files = lambda path: [path]
+cluster.list_files = lambda path: [path]
 try:
-    rows.hash_files(missing, shares.append)
+    cluster.hash_files(missing, shares.append)
 except InputError as error:
     print(error)
 """

@@ -3,6 +3,7 @@ DP-KPS, which runs two mechanisms and needs no model."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shlex
@@ -14,7 +15,9 @@ import pytest
 
 from dpray.cli import run_command
 from dpray.config.config import Config
+from dpray.ledger.chain import Chain
 from dpray.ledger.ledger import Ledger
+from dpray.ledger.transaction import Transaction
 from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.runs import runner
@@ -302,3 +305,24 @@ def test_a_run_cut_off_between_its_last_entry_and_its_report_goes_on(
     assert kinds(ledger).count("commit") == 1
     assert report == json.loads((Path(run.output.path) / "privacy_report.json").read_text())
     assert ledger.verify() == []
+
+
+@pytest.mark.usefixtures("ledger")
+def test_a_charge_passes_ten_functions(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the command's function to the entry's: docs/architecture.md walks through them."""
+    ways: list[list[str]] = []
+    add = Transaction.add
+
+    def walked(self: Transaction, chain: Chain, account: Any = None) -> None:
+        package = str(Path(runner.__file__).parents[1])
+        frames = [each.function for each in inspect.stack() if each.filename.startswith(package)]
+        if chain.added[-1].kind in ("reserve", "data"):
+            ways.append(frames[::-1])
+        add(self, chain, account)
+
+    monkeypatch.setattr(Transaction, "add", walked)
+    methods.run(config())
+    [way] = [way for way in ways if "execute" in way]
+    assert len([*way, "add"]) <= 10, way
