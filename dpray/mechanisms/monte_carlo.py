@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
@@ -48,11 +49,10 @@ def clopper_pearson_lower(hits: Any, trials: int, alpha: float) -> Any:
 
     The true probability is below it with probability at most `alpha`. Elementwise.
     """
-    # Imported late: every plan imports this module, also in the workers on Ray.
-    from scipy import stats
-
     hits = np.asarray(hits)
-    return np.where(hits > 0, stats.beta.ppf(alpha, np.maximum(hits, 1), trials - hits + 1), 0.0)
+    return np.where(
+        hits > 0, scipy.stats.beta.ppf(alpha, np.maximum(hits, 1), trials - hits + 1), 0.0
+    )
 
 
 def clopper_pearson_upper(hits: Any, trials: int, alpha: float) -> Any:
