@@ -3,7 +3,10 @@ installs it."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
 
 from dpray.types import InputError
 
@@ -22,6 +25,20 @@ _EXTRAS = {
 }
 """By module: the name of its library, and the extra of dpray that installs it. Ray itself is always
 installed, so Ray Train and Ray Serve are recognised by modules that only their extras install."""
+
+
+class Late(ModuleType):
+    """A library that is imported when something of it is first used: torch takes seconds, and a
+    process that only plans needs none of it. A module has it in the place of the library:
+
+        if TYPE_CHECKING:
+            import torch
+        else:
+            torch = Late("torch")
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self.__name__), name)
 
 
 def is_installed(module: str) -> bool:

@@ -22,13 +22,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy
 from absl import logging as absl_logging
 
 from dpray.accounting.composed_events import Parallel, SelfComposed
-from dpray.accounting.event import FFT_ROUNDING, Event, canonical_json, check_delta
+from dpray.accounting.event import (
+    FFT_ROUNDING,
+    Event,
+    canonical_json,
+    check_delta,
+    dp_accounting,
+)
 from dpray.accounting.events import Gaussian
 
-# dp-accounting and scipy are imported late: they take two seconds, and an actor needs neither.
+# `scipy` imports its parts when they are used, as `dp_accounting()` does: an actor needs neither.
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
 
@@ -128,7 +135,6 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         return math.inf
     if rho == 0:
         return 0.0
-    from scipy.optimize import minimize_scalar
 
     def epsilon(log_excess: float) -> float:
         """Return the bound at alpha = 1 + exp(log_excess)."""
@@ -141,7 +147,9 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     values = [epsilon(float(x)) for x in grid]
     best = int(np.argmin(values))
     near = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
-    found = minimize_scalar(epsilon, bounds=near, method="bounded", options={"xatol": 1e-9})
+    found = scipy.optimize.minimize_scalar(
+        epsilon, bounds=near, method="bounded", options={"xatol": 1e-9}
+    )
     return max(0.0, min(float(found.fun), values[best]))
 
 
@@ -154,9 +162,7 @@ def _rdp_epsilon(event: Event, delta: float, orders: tuple[float, ...] = RDP_ORD
 
 
 def _epsilon_of_rdp(orders: Sequence[float], rdp: Any, delta: float) -> float:
-    from dp_accounting.rdp import compute_epsilon
-
-    return float(compute_epsilon(orders, rdp, delta)[0])
+    return float(dp_accounting().rdp.compute_epsilon(orders, rdp, delta)[0])
 
 
 def _pld_epsilon(event: Event, delta: float) -> float:
@@ -164,10 +170,8 @@ def _pld_epsilon(event: Event, delta: float) -> float:
         return math.inf
     mu = event.gaussian_mu()
     if mu is not None:
-        from dp_accounting import get_epsilon_gaussian
-
         with np.errstate(divide="ignore"):
-            return float(get_epsilon_gaussian(1 / mu, delta)) + GAUSSIAN_TOLERANCE
+            return float(dp_accounting().get_epsilon_gaussian(1 / mu, delta)) + GAUSSIAN_TOLERANCE
     exact = delta - FFT_ROUNDING * _convolutions(event)
     if exact <= 0:
         return math.inf
@@ -334,9 +338,9 @@ class _Search:
     def reals(self, valid: float, invalid: float) -> float:
         """Interpolate, then bisect the interval that is left: a kink in the cost may have misled
         the interpolation."""
-        from scipy.optimize import toms748  # late: most plans are only read
-
-        toms748(self.gap, *sorted((valid, invalid)), xtol=1e-300, rtol=CALIBRATION_TOLERANCE / 2)
+        scipy.optimize.toms748(
+            self.gap, *sorted((valid, invalid)), xtol=1e-300, rtol=CALIBRATION_TOLERANCE / 2
+        )
         towards_invalid = sorted(self.epsilons, reverse=invalid < valid)
         first = next(i for i, value in enumerate(towards_invalid) if self.gap(value) > 0)
         valid, invalid = towards_invalid[first - 1], towards_invalid[first]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpray.accounting.event import FFT_ROUNDING, MOMENT_ROUNDING, pld_library
+from dpray.accounting.event import FFT_ROUNDING, MOMENT_ROUNDING, dp_accounting, pld_library
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
@@ -122,12 +122,12 @@ class Curve:
 def connected(interval: float, losses: Array, deltas: Array) -> PLDPmf:
     """Return the privacy loss distribution on `losses`, multiples of `interval`, of the curve whose
     chords connect `deltas`."""
-    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
-
     # Rounding may leave [0, 1], or make a flat curve rise.
     falling = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
     # Dense, because dp-accounting composes sparse losses one by one, which is slow.
-    return create_pmf_pessimistic_connect_dots(interval, losses, falling).to_dense_pmf()
+    create = dp_accounting().pld.pld_pmf.create_pmf_pessimistic_connect_dots
+    pmf: PLDPmf = create(interval, losses, falling).to_dense_pmf()
+    return pmf
 
 
 def hockey_stick(loss: Pld, epsilons: Array) -> Array:

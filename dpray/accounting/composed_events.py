@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from dpray.accounting.bounded_range import connected, hockey_stick
 from dpray.accounting.event import Array, Event, pld_library
 from dpray.accounting.events import (
     AboveThreshold,
@@ -116,8 +117,6 @@ class Parallel(Event):
         return worst
 
     def pld(self, interval: float, count: int) -> Pld:
-        from dpray.accounting.bounded_range import connected, hockey_stick
-
         grid = np.arange(-PARALLEL_LOSSES, PARALLEL_LOSSES + 1, PARALLEL_STEP)
         curves = []
         for event in self.events:

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from dpray.accounting.accountant import rdp_to_epsilon
 from dpray.accounting.event import Event, check_delta
 from dpray.types import Budget
 
@@ -111,9 +112,6 @@ class RenyiComposition:
     def spent(self, total: Total) -> Budget:
         if not total[0]:
             return Budget(0.0, 0.0)
-        # Imported late: the basic composition does not need the accountant.
-        from dpray.accounting.accountant import rdp_to_epsilon
-
         epsilon = rdp_to_epsilon(float(total[0]), self.order, self.budget.delta)
         return Budget(epsilon, self.budget.delta)
 

@@ -151,8 +151,13 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 """Maps a field's annotation to the check of its value."""
 
 
-def pld_library() -> Any:
-    """Import dp-accounting's privacy loss distributions late: a reader of the ledger needs none."""
-    from dp_accounting.pld import privacy_loss_distribution
+def dp_accounting() -> Any:
+    """Import dp-accounting late: it takes a second, and an actor or a reader of the ledger needs
+    none of it."""
+    import dp_accounting
 
-    return privacy_loss_distribution
+    return dp_accounting
+
+
+def pld_library() -> Any:
+    return dp_accounting().pld.privacy_loss_distribution

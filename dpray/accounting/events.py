@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpray.accounting.event import MOMENT_ROUNDING, Array, Event, pld_library
+from dpray.accounting.bounded_range import Curve, composed_draws, draws_pld, subsampled_loss
+from dpray.accounting.event import MOMENT_ROUNDING, Array, Event, dp_accounting, pld_library
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
-
-    from dpray.accounting.bounded_range import Curve
 
 PLD_MOST_SHIFTS = 2**14
 """With a larger sensitivity, the privacy loss distribution of discrete Laplace noise is computed on
@@ -152,8 +151,6 @@ class ExponentialMechanism(Event):
         return 0.125 * self.range**2
 
     def pld(self, interval: float, count: int) -> Pld:
-        from dpray.accounting.bounded_range import draws_pld
-
         return draws_pld(self.range, count, interval)
 
 
@@ -207,10 +204,9 @@ class PoissonSubsampledGaussian(Event):
         divergence is convex in the order and 0 at 1, so its chords are bounds, too.
         Proof: docs/privacy.md, section 6.1.
         """
-        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-
-        gaussian = GaussianDpEvent(self.noise_multiplier)
-        sampled = PoissonSampledDpEvent(self.sampling_probability, gaussian)
+        library = dp_accounting()
+        gaussian = library.GaussianDpEvent(self.noise_multiplier)
+        sampled = library.PoissonSampledDpEvent(self.sampling_probability, gaussian)
         whole = sorted({side(order) for order in orders for side in (math.floor, math.ceil)} - {1})
         every = tuple(dict.fromkeys(map(float, (*orders, *whole))))
         found = dict(zip(every, _library_rdp(sampled, every), strict=True))
@@ -250,8 +246,6 @@ class PoissonSubsampledDraws(Event):
 
     def pure_epsilon(self) -> float:
         """Return the loss of removing a unit, the larger one."""
-        from dpray.accounting.bounded_range import subsampled_loss
-
         return subsampled_loss(self.draws * self.range, self.sampling_probability)
 
     def zcdp_rho(self) -> float:
@@ -268,8 +262,6 @@ class PoissonSubsampledDraws(Event):
 
     def curves(self) -> tuple[Curve, Curve]:
         """Return the curves of removing and of adding a unit."""
-        from dpray.accounting.bounded_range import composed_draws
-
         return composed_draws(self.range, self.draws).poisson_subsampled(self.sampling_probability)
 
 
@@ -297,10 +289,8 @@ def _check_probability(sampling_probability: float) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _library_rdp(event: DpEvent, orders: tuple[float, ...]) -> Array:
-    from dp_accounting.rdp import RdpAccountant
-
     # dp-accounting's series stops at a relative error of 1e-13, so a divergence near zero may come
     # out negative.
-    rdp: Array = np.maximum(RdpAccountant(orders).compose(event).rdp, 1e-12)
+    rdp: Array = np.maximum(dp_accounting().rdp.RdpAccountant(orders).compose(event).rdp, 1e-12)
     rdp.flags.writeable = False
     return rdp

@@ -26,10 +26,13 @@ from typing import (
 
 from dpray.engines.finite_rows import highest
 from dpray.engines.schema.schema import Schema
+from dpray.extras import Late
 from dpray.types import Prompt as Prompt
 
 if TYPE_CHECKING:
     import torch
+else:
+    torch = Late("torch")
 
 FinishReason = Literal["stop", "length", "exhausted"]
 
@@ -175,8 +178,6 @@ def select_token(
 
 def _on_host(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Copy the tensors to the host in one piece, flattened, as float64."""
-    import torch
-
     flat = torch.cat([tensor.double().flatten() for tensor in tensors]).cpu()
     values: Sequence[torch.Tensor] = flat.split([tensor.numel() for tensor in tensors])
     return values
@@ -336,8 +337,6 @@ A failed assertion of a kernel is not among them: an index out of range may be a
 def failure_name(error: BaseException) -> str:
     """Return the name of an error's class; `OutOfMemory` or `DeviceLost` if it, or its cause, is
     that."""
-    import torch
-
     cause: BaseException | None = error
     while cause is not None:
         is_device = isinstance(cause, torch.AcceleratorError)

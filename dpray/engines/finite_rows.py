@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpray.extras import Late
+
 # Imported late: a driver imports the mechanisms, and needs no torch.
 if TYPE_CHECKING:
     import torch
+else:
+    torch = Late("torch")
 
 
 class FiniteRows:
@@ -21,8 +25,6 @@ class FiniteRows:
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        import torch
-
         # 0, or NaN once a row was not finite.
         self._past_S = torch.zeros(rows, device=device)
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from dpray.extras import Late
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Late("torch")
+
 
 def without_tf32() -> None:
     """Keep all bits of the factors of float32 products, in this process. The images of NVIDIA let
     a GPU round them to 10 bits (TF32), which moves a row's logits by more than is claimed."""
-    import torch
-
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

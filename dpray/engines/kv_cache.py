@@ -6,12 +6,17 @@ import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from dpray.config.sections import EngineConfig
-from dpray.extras import is_installed, require
+from dpray.extras import Late, is_installed, require
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Late("torch")
 
 GIB = 2**30
 
@@ -51,8 +56,6 @@ def gpu_memory(config: EngineConfig) -> int | None:
         return int(config.gpu_memory_gib * GIB)
     if not (may_have_gpu() and is_installed("torch")):  # a laptop that only plans
         return None
-    import torch
-
     if not torch.cuda.is_available():
         return None
     memory: int = torch.cuda.get_device_properties(0).total_memory
@@ -82,7 +85,6 @@ def gpu_cache_bytes(config: EngineConfig, text_config: object) -> int | None:
 def parameters(text_config: Any) -> int:
     """Return the number of a model's parameters, by its configuration only."""
     require("counting the parameters of engine.model", "torch")
-    import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

@@ -17,16 +17,21 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 from platformdirs import user_cache_path
 
 from dpray.engines.silence import silence_models
-from dpray.extras import require
+from dpray.extras import Late, require
 from dpray.io.files import check_writable, disk_is_full, read_json, sha256_of, sync_all
 from dpray.io.hub import find_on_hub
 from dpray.types import InputError
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Late("torch")
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -294,7 +299,5 @@ def merge(folder: Path, base: str, into: Path) -> None:
 
 def some_logits(model: Any) -> Any:
     """Return the logits after a few token ids, for a comparison; shape (1, 8, V)."""
-    import torch
-
     with torch.inference_mode():
         return model(torch.arange(1, 9)[None]).logits

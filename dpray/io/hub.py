@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+
+import huggingface_hub
+from huggingface_hub import constants
 
 from dpray.types import InputError
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 PATIENCE = 8.0
 """Seconds in which the hub has to answer."""
@@ -51,14 +51,11 @@ def find_on_hub(name: str, key: str) -> str:
 
     Raises InputError that names `key` if there is no copy either.
     """
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
     if (refusal := _refusal(name, "model")) is None:
         return name
     try:
-        return snapshot_download(name, local_files_only=True)
-    except (LocalEntryNotFoundError, HFValidationError):
+        return huggingface_hub.snapshot_download(name, local_files_only=True)
+    except (_errors().LocalEntryNotFoundError, _errors().HFValidationError):
         instead = "give a local folder"
         if key == "engine.model":
             instead += ", or smollm2, whose weights come with a package"
@@ -72,14 +69,19 @@ def find_on_hub(name: str, key: str) -> str:
 def check_dataset(path: str) -> None:
     """Raise InputError if the hub does not have the data set of `hf://name#split`, or does not
     answer within `PATIENCE` seconds."""
-    from huggingface_hub import constants
-
     name = path.removeprefix("hf://").partition("#")[0]
     if (refusal := _refusal(name, "dataset")) is not None:
         raise InputError(
             f"{path}: the hub {_shown(constants.ENDPOINT)} {refusal}; download it, and give its "
             "folder"
         )
+
+
+def _errors() -> ModuleType:
+    """Import the errors late: they import an HTTP client, and the hub is asked for few models."""
+    from huggingface_hub import errors
+
+    return errors
 
 
 def _shown(endpoint: str) -> str:
@@ -89,13 +91,11 @@ def _shown(endpoint: str) -> str:
 
 def _refusal(name: str, kind: str) -> str | None:
     """Look up one file. Return None if the hub has the model or data set, or else the reason."""
-    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
-
     file = "config.json" if kind == "model" else "README.md"
     try:
-        url = hf_hub_url(name, file, repo_type=kind)
-        get_hf_file_metadata(url, timeout=PATIENCE)
-    except errors.RemoteEntryNotFoundError:
+        url = huggingface_hub.hf_hub_url(name, file, repo_type=kind)
+        huggingface_hub.get_hf_file_metadata(url, timeout=PATIENCE)
+    except _errors().RemoteEntryNotFoundError:
         return None  # it has the model without this file; loading it says what is missing
     except Exception as error:
         response = getattr(error, "response", None)
@@ -131,26 +131,21 @@ def upload_dataset(
     `PATIENCE` seconds; and for a data set that is there and is not as `public` says, or has a
     README.md of somebody else.
     """
-    from huggingface_hub import (
-        CommitOperationAdd,
-        CommitOperationDelete,
-        HfApi,
-        constants,
-        get_token,
-    )
-
     endpoint = constants.ENDPOINT
     try:
-        if (token := get_token()) is None:
+        if (token := huggingface_hub.get_token()) is None:
             raise InputError(f"{PUSH}: there is no token; set HF_TOKEN, or call hf auth login")
-        api = HfApi(endpoint, token=token)
+        api = huggingface_hub.HfApi(endpoint, token=token)
         there = _files_there(api, name, public)
         old = [each for each in there if any(fnmatchcase(each, fits) for fits in patterns)]
         api.create_commit(
             name,
             [
-                *(CommitOperationDelete(each) for each in old if each not in files),
-                *(CommitOperationAdd(each, folder.absolute() / each) for each in files),
+                *(huggingface_hub.CommitOperationDelete(each) for each in old if each not in files),
+                *(
+                    huggingface_hub.CommitOperationAdd(each, folder.absolute() / each)
+                    for each in files
+                ),
             ],
             commit_message="Release of dpray",
             repo_type="dataset",
@@ -163,13 +158,11 @@ def upload_dataset(
     return f"{_shown(endpoint)}/datasets/{name}"
 
 
-def _files_there(api: HfApi, name: str, public: bool) -> list[str]:
+def _files_there(api: huggingface_hub.HfApi, name: str, public: bool) -> list[str]:
     """Return the names of the files of a hub's data set, which is made if it is not there."""
-    from huggingface_hub.errors import RepositoryNotFoundError
-
     try:
         found = api.dataset_info(name, timeout=PATIENCE)
-    except RepositoryNotFoundError:
+    except _errors().RepositoryNotFoundError:
         api.create_repo(name, repo_type="dataset", private=not public)
         return []
     if bool(found.private) is public:

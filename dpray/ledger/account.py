@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
+from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import event_from_json
 from dpray.accounting.composition import (
     Charge,
@@ -181,9 +182,6 @@ _PRICING = threading.Lock()
 def check_price(event: Event, asked: Budget, tolerance: float = RELATIVE_ROUNDING) -> None:
     """Raise `InputError` for numbers that are no budget, and for a run that asks for less than its
     event costs, up to a relative `tolerance`."""
-    # Late: a ledger is read without the accountant and what it imports.
-    from dpray.accounting.accountant import cost
-
     if not (math.isfinite(asked.epsilon) and asked.epsilon >= 0 and 0 <= asked.delta < 1):
         raise InputError(f"a charge has a finite epsilon and a delta below 1, not {asked}")
     with _PRICING:

@@ -19,6 +19,7 @@ from itertools import product
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
@@ -51,11 +52,9 @@ def clopper_pearson_lower(hits: npt.ArrayLike, trials: int, alpha: float) -> Bou
 
     The true probability is below it with probability at most `alpha`. Elementwise.
     """
-    # Imported late: every plan imports this module, also in the workers on Ray.
-    from scipy import stats
-
     seen = np.asarray(hits)
-    return np.where(seen > 0, stats.beta.ppf(alpha, np.maximum(seen, 1), trials - seen + 1), 0.0)
+    bounds = scipy.stats.beta.ppf(alpha, np.maximum(seen, 1), trials - seen + 1)
+    return np.where(seen > 0, bounds, 0.0)
 
 
 def clopper_pearson_upper(hits: npt.ArrayLike, trials: int, alpha: float) -> Bounds:

@@ -11,14 +11,19 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import EndpointBusy, Engine, EngineError, LoadFailed
 from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import absolute_model, resolve_model
-from dpray.extras import require
+from dpray.extras import Late, require
 from dpray.types import DprayError, InputError, Resumable
+
+if TYPE_CHECKING:
+    import ray
+else:
+    ray = Late("ray")
 
 T = TypeVar("T")
 
@@ -135,8 +140,6 @@ class Gpus:
 
 def gpus_of_cluster() -> Gpus:
     """Return the GPUs of the cluster that this process is connected to."""
-    import ray
-
     nodes: list[Mapping[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
     return Gpus([node["Resources"].get("GPU", 0.0) for node in nodes], may_grow(nodes))
 
@@ -191,8 +194,6 @@ def _needed(config: Config, gpus: float) -> list[tuple[int, float]]:
 def hide_other_gpus() -> None:
     """Hide the node's GPUs from an actor that asked for none. Call it in the actor's constructor,
     before anything in the process looks at them. Without Ray there is no actor."""
-    import ray
-
     # The question would start a Ray of its own.
     if ray.is_initialized() and not ray.get_gpu_ids():
         os.environ.update(HIDDEN)

@@ -21,12 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
+from dpray.extras import Late
 from dpray.types import InputError, OnProgress, Progress, Resumable
 from dpray.workers.engine import gpus_of_rank, may_grow
 
 if TYPE_CHECKING:
+    import ray
+    from ray.util import placement_group, scheduling_strategies
     from ray.util.placement_group import PlacementGroup
-
+else:
+    ray = Late("ray")
+    placement_group = Late("ray.util.placement_group")
+    scheduling_strategies = Late("ray.util.scheduling_strategies")
 
 Bundle = dict[str, float]
 """The resources of an actor, as Ray names them; memory is in bytes."""
@@ -142,9 +148,7 @@ class Place:
 
     def options(self, cpus: float) -> dict[str, object]:
         """Return Ray's options of an actor that would have so many CPUs anywhere else."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        strategy = PlacementGroupSchedulingStrategy(self.group, self.bundle)
+        strategy = scheduling_strategies.PlacementGroupSchedulingStrategy(self.group, self.bundle)
         cpus = min(cpus, self.cpus)
         return {"num_cpus": cpus, "memory": self.memory, "scheduling_strategy": strategy}
 
@@ -298,34 +302,25 @@ def _placed(groups: list[PlacementGroup], most: float) -> list[PlacementGroup]:
 
 def _new_group(bundles: Sequence[Bundle]) -> PlacementGroup:
     """Ask for a group, which ends with this program."""
-    from ray.util.placement_group import placement_group
-
-    group: PlacementGroup = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
+    asked = [dict(bundle) for bundle in bundles]
+    group: PlacementGroup = placement_group.placement_group(asked, strategy="PACK")
     return group
 
 
 def _remove(groups: Iterable[PlacementGroup]) -> None:
-    from ray.util.placement_group import remove_placement_group
-
     for group in groups:
-        remove_placement_group(group)
+        placement_group.remove_placement_group(group)
 
 
 def _groups() -> dict[str, dict[str, Any]]:
-    from ray.util.placement_group import placement_group_table
-
-    return dict(placement_group_table())
+    return dict(placement_group.placement_group_table())
 
 
 def _free() -> dict[str, float]:
-    import ray
-
     return dict(ray.available_resources())
 
 
 def _nodes() -> list[dict[str, Any]]:
-    import ray
-
     return [node for node in ray.nodes() if node["Alive"]]
 
 

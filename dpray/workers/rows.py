@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dpray.config.config import Config, DataConfig
 from dpray.engines.base import EngineError
+from dpray.extras import Late
 from dpray.io.columns import column_of, is_empty, match_label, value_name
 from dpray.io.file_list import file_digest, list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
@@ -25,6 +26,8 @@ from dpray.types import DprayError, InputError, is_interruption
 
 if TYPE_CHECKING:
     import ray.data
+else:
+    ray = Late("ray")
 
 Row = dict[str, Any]
 """Has at least the keys text, unit and rank; `rank` decides which of a unit's rows stay."""
@@ -197,8 +200,6 @@ def ray_rows(
     task has a piece of a large file, or many small files. `tables` gets the rows of one or more
     whole units at a time, all of a task together. The rows have this schema. Raises Ray's error for
     a file that cannot be read."""
-    import ray.data
-
     data = config.data
     pieces = pieces_on_ray(data_pieces(data), PIECE_BYTES)
     whole = tables if data.unit is None else partial(tables_of, schema=schema)
@@ -220,8 +221,6 @@ def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
     """Return the files in pieces of about `size` bytes. The lines of JSONL that is cut are counted
     first, in tasks: a row has the same number however its file is cut. Who reads a whole file
     hashes it; `check_cut_files` hashes those that are cut."""
-    import ray
-
     count: Any = ray.remote(_count)
     cuts = [
         [replace(piece, sha256=None) for piece in pieces] if len(pieces) > 1 else pieces
@@ -240,8 +239,6 @@ def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
 def check_cut_files(files: Sequence[Piece], size: int = PIECE_BYTES) -> None:
     """Hash those of the files that `pieces_on_ray` cuts, in tasks. Call it once all pieces are read
     and before anything is drawn. Raises Ray's error for a file that has changed."""
-    import ray
-
     check: Any = ray.remote(_check_unchanged)
     ray.get([check.remote(file) for file in files if len(cut(file, size)) > 1])
 

@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from dpray.extras import Late
 from dpray.io.table_schema import LONGEST_SCHEMA, is_grammar
 from dpray.types import InputError
 
-# Imported late: most runs have no schema.
 if TYPE_CHECKING:
-    from llguidance import LLParserLimits
+    import llguidance
     from llguidance._lib import JsonCompileOptions
+else:
+    llguidance = Late("llguidance")
 
 JSON_STYLE: JsonCompileOptions = {
     "whitespace_flexible": False,
@@ -40,18 +42,16 @@ class Schema:
     @cached_property
     def grammar(self) -> str:
         """Return the schema as llguidance reads it. Raises ValueError for one that it cannot."""
-        from llguidance import LLMatcher
-
         match self.kind:
             case "regex":
-                return LLMatcher.grammar_from_regex(self.text)
+                return llguidance.LLMatcher.grammar_from_regex(self.text)
             case "lark":
-                return LLMatcher.grammar_from_lark(self.text)
+                return llguidance.LLMatcher.grammar_from_lark(self.text)
             case "choices":
                 # An uppercase rule, a terminal, may have thousands of alternatives.
                 choices = " | ".join(map(json.dumps, json.loads(self.text)))
-                return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
-        return LLMatcher.grammar_from_json_schema(self.text, overrides=JSON_STYLE)
+                return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
+        return llguidance.LLMatcher.grammar_from_json_schema(self.text, overrides=JSON_STYLE)
 
 
 @dataclass(frozen=True)
@@ -104,20 +104,16 @@ def _is_text(value: object) -> bool:
 
 def _check(schema: Schema) -> None:
     """Compile a schema for an alphabet of bytes. Raises ValueError if that fails."""
-    from llguidance import LLMatcher
-
-    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
+    is_wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
         schema.grammar, limits=compile_limits()
     )
     if is_wrong:
         raise ValueError(messages[0])
 
 
-def compile_limits() -> LLParserLimits:
+def compile_limits() -> llguidance.LLParserLimits:
     """Return limits that bound the time of compiling a schema, and of one mask of it."""
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(
+    return llguidance.LLParserLimits(
         initial_lexer_fuel=500_000,
         max_grammar_size=20_000,
         step_max_items=5_000,

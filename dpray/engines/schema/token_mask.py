@@ -17,11 +17,13 @@ import numpy as np
 
 from dpray.engines.schema.pattern_text import pattern_texts
 from dpray.engines.schema.schema import Schema, compile_limits
+from dpray.extras import Late
 from dpray.types import InputError
 
-# Imported late: most runs have no schema.
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    import llguidance
+else:
+    llguidance = Late("llguidance")
 
 BRACKETS, QUOTE = b"}])", b'"'
 """Bytes that are tried first when a text has to end. The first one that changes what may come next
@@ -43,7 +45,7 @@ class Vocabulary:
     """A model's tokens as llguidance reads them. `size` is the length of the model's logits, V: the
     tokenizer's further tokens are never allowed."""
 
-    def __init__(self, tokenizer: LLTokenizer, size: int | None = None) -> None:
+    def __init__(self, tokenizer: llguidance.LLTokenizer, size: int | None = None) -> None:
         self.tokenizer = tokenizer
         self.size = size or tokenizer.vocab_size
         self.eos = tokenizer.eos_token
@@ -69,7 +71,7 @@ class Vocabulary:
         """Return whether all of these tokens have a logit."""
         return max(ids, default=0) < self.size
 
-    def mask(self, matcher: LLMatcher) -> bytes:
+    def mask(self, matcher: llguidance.LLMatcher) -> bytes:
         """Return a bit for each of the tokenizer's tokens, set if it may come next; none is if the
         matcher failed."""
         return (
@@ -100,12 +102,12 @@ class TokenMask:
     def __init__(
         self, schema: Schema, vocabulary: Vocabulary, max_tokens: int, before: str = ""
     ) -> None:
-        from llguidance import LLMatcher
-
         self._vocabulary = vocabulary
         self._left = max_tokens
         tokenizer = vocabulary.tokenizer
-        self._matcher = LLMatcher(tokenizer, schema.grammar, log_level=0, limits=compile_limits())
+        self._matcher = llguidance.LLMatcher(
+            tokenizer, schema.grammar, log_level=0, limits=compile_limits()
+        )
         if self._matcher.is_error():
             raise InputError(f"method.schema: {self._matcher.get_error()[:300]}")
         if not self._matcher.consume_tokens(tokenizer.tokenize_str(before)):
@@ -234,7 +236,7 @@ class TokenMask:
             matcher.consume_tokens(tokens)
         return [*self._as_text(path), self._vocabulary.eos]
 
-    def _closer(self, matcher: LLMatcher, used: Counter[int], often: int) -> list[int]:
+    def _closer(self, matcher: llguidance.LLMatcher, used: Counter[int], often: int) -> list[int]:
         """Return the tokens that lead to the end of a text: the first closer, or text of a pattern,
         that changes what may come next, or else the first filler that was not used `often` times
         more than the others. Return none if no token may come next."""

@@ -36,10 +36,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from dpray.engines.finite_rows import highest
+from dpray.extras import Late
 
 # Imported late: a plan holds a mechanism and needs no torch.
 if TYPE_CHECKING:
     import torch
+else:
+    torch = Late("torch")
 
 Candidates = Literal["all", "top_k", "top_k_plus"]
 
@@ -115,8 +118,6 @@ def _clipped_sum(
     logits_SK: torch.Tensor, shift_S1: torch.Tensor, base_K: torch.Tensor, clip_bound: float
 ) -> torch.Tensor:
     """Compute `sum_i clamp(z_i - shift_i - base, -c, c)` on the grid, float64, shape (K,)."""
-    import torch
-
     total_K = base_K.new_zeros(base_K.shape, dtype=torch.float64)
     most = _grid_bound(clip_bound)
     for rows, columns in tiles(logits_SK):
@@ -133,8 +134,6 @@ def probability_sum(logits_SV: torch.Tensor, highest_S: torch.Tensor) -> torch.T
     A row's probabilities are rounded down to multiples of 2^-40, whose sum is 1 at most, and added
     up in float64: that is exact, whatever the order of the rows.
     """
-    import torch
-
     sum_V = logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64)
     for steps_RV, total_R1 in row_blocks(logits_SV, highest_S[:, None]):
         scale_R1 = (PROBABILITY_GRID * ROUNDING_ROOM / total_R1).float()
@@ -160,8 +159,6 @@ def distribution_distance(
 def row_totals(logits_SV: torch.Tensor, top_S1: torch.Tensor) -> torch.Tensor:
     """Return the sum of each row's `row_steps`, float64, of shape (S, 1). It is exact, so whatever
     shares the computation moves no bit of it."""
-    import torch
-
     total_S1 = top_S1.new_zeros(top_S1.shape, dtype=torch.float64)
     for rows, columns in tiles(logits_SV):
         steps = row_steps(logits_SV[rows, columns], top_S1[rows])
@@ -174,8 +171,6 @@ def row_blocks(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield, for `TILE_ROWS` rows at a time, their `row_steps` and the exact sums of these, of
     shapes (R, V) and (R, 1): an exponential is taken once, and what is kept of it is little."""
-    import torch
-
     for block_RV, top_R1 in zip(logits_SV.split(TILE_ROWS), top_S1.split(TILE_ROWS), strict=True):
         steps_RV = torch.empty_like(block_RV, dtype=torch.float32)
         total_R1 = top_R1.new_zeros(top_R1.shape, dtype=torch.float64)
@@ -241,8 +236,6 @@ def sample_softmax(
     Returns the index, a tensor without dimensions (or of the shape `draws`) on the logits' device,
     and does not wait for it; it is -1 if no entry is finite, or one is +inf or not a number.
     """
-    import torch
-
     scaled = logits.double() / temperature
     weights = (scaled - scaled.max()).exp_()
     # This sum is exact, and not below the weights' own: m 2^e with m < 1. So `scale`, the power of

@@ -30,6 +30,7 @@ from dpray.engines.base import HostSync, Selected, Selection, SelectorSpec
 from dpray.engines.finite_rows import highest
 from dpray.engines.schema.forms import open_mask
 from dpray.engines.schema.token_mask import TokenMask
+from dpray.extras import Late
 from dpray.mechanisms.randomness import generator
 from dpray.methods.private_prediction.logits import (
     Candidates,
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     import torch
 
     from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+else:
+    torch = Late("torch")
 
 SELECTOR = "dpray.methods.private_prediction.token:PrivateTokenSelector"
 
@@ -419,8 +422,6 @@ class PrivateTokenSelector:
 
     def _allowed(self, logits_public_V: torch.Tensor) -> torch.Tensor | None:
         """Return the ids of the tokens that the schema allows, ascending; None means all."""
-        import torch
-
         if self.mask is None:
             return None
         return torch.from_numpy(np.flatnonzero(self.mask.allowed)).to(logits_public_V.device)
