@@ -89,7 +89,7 @@ def plan(config: Config) -> Plan:
 
 def check(
     config: Config, on_progress: OnProgress = no_progress, *, write: bool = False
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Read all rows as a run of `config` will, for the owner of the data only. Charges nothing.
 
     The counts are exact and NOT private. With `write`, they are also written to
@@ -123,7 +123,7 @@ def rehearse(
     public: str | Path,
     out: str | Path,
     on_progress: OnProgress = no_progress,
-    **options: object,
+    **options: Any,
 ) -> Rehearsal:
     """Try the methods on public records of the same shape, with true noise, and score them. Opens
     no private data and charges no budget. The folder `out` gets the runs, `rehearsal.json` and
@@ -172,8 +172,8 @@ def evaluate(
     synthetic: str | Path,
     out: str | Path | None = None,
     on_progress: OnProgress = no_progress,
-    **settings: object,
-) -> dict[str, object]:
+    **settings: Any,
+) -> dict[str, Any]:
     """Measure synthetic records against real ones, and write `evaluation.json` into the folder
     `out`. The result is NOT private. `settings` are the keys of `EvaluationSettings`, the options
     of `dpray evaluate`.
@@ -196,9 +196,7 @@ def evaluate(
     return evaluate_files(parsed, on_progress)
 
 
-def audit(
-    config: Config, on_progress: OnProgress = no_progress, **options: Any
-) -> dict[str, object]:
+def audit(config: Config, on_progress: OnProgress = no_progress, **options: Any) -> dict[str, Any]:
     """Bound the epsilon of a configuration's mechanisms from below, by draws from their real code.
     Opens no data unless asked to. `options` are those of `dpray.evaluation.audit.audit`.
 
@@ -216,7 +214,7 @@ _IMPORTED_LATE = {
 }
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name not in _IMPORTED_LATE:
         raise AttributeError(f"module 'dpray' has no attribute {name!r}")
     return getattr(import_module(_IMPORTED_LATE[name]), name)

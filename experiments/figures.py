@@ -14,7 +14,7 @@ from sets import SETS, part
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 
-from dpray.evaluation.copies import shared_words
+from dpray.evaluation.copies import NGRAM, shared_words
 from dpray.evaluation.downstream import Embedded, mean_and_deviation
 from dpray.evaluation.fidelity import frechet_distance, mauve
 from dpray.evaluation.membership import membership
@@ -92,7 +92,7 @@ class Yardstick:
         """Records at equal distances in the release, unselected. Of those that copy public texts,
         which have a licence of their own, it says just that."""
         records = records[:: max(1, len(records) // SAMPLES)][:SAMPLES]
-        longest = shared_words([record["text"] for record in records], self.public)[0]
+        longest = shared_words([record["text"] for record in records], self.public, NGRAM)[0]
         found = []
         for record, words in zip(records, longest, strict=True):
             text = " ".join(record["text"].split())
@@ -117,7 +117,7 @@ def mean_recall(train: Embedded, test: Embedded) -> float:
 
 def copied(texts: Sequence[str], originals: Sequence[str]) -> float:
     """The share of texts with `COPIED` words in a row of an original."""
-    return float(np.mean(shared_words(texts, originals)[0] >= COPIED))
+    return float(np.mean(shared_words(texts, originals, NGRAM)[0] >= COPIED))
 
 
 def distance(made: Embedded, test: Embedded, a_side: int) -> float:

@@ -41,6 +41,10 @@ RDP_ORDERS: tuple[float, ...] = (
 )
 """The default orders of dp-accounting."""
 
+QUICK_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 63.0, 128.0)
+"""Some of these orders, whole ones, at which the divergence of a subsampled Gaussian takes a
+twentieth of the time."""
+
 # The closed form rounds delta by about 1e-14, so a much smaller delta is not reliable.
 PLD_MIN_DELTA = 1e-10
 # A plan with a larger epsilon by RDP protects nothing, and its PLD would take gigabytes.
@@ -90,8 +94,12 @@ def is_affordable(event: Event, delta: float, epsilon: float) -> bool:
 
 
 def _quick_epsilon(event: Event, delta: float) -> float:
-    """Return the smallest of the bounds that compose no distribution."""
-    quick = zcdp_epsilon(event.zcdp_rho(), delta), event.pure_epsilon(), _rdp_epsilon(event, delta)
+    """Return the smallest of the bounds that take little time, which is never below the cost."""
+    quick = (
+        zcdp_epsilon(event.zcdp_rho(), delta),
+        event.pure_epsilon(),
+        _rdp_epsilon(event, delta, QUICK_ORDERS),
+    )
     return min(math.inf if math.isnan(epsilon) else epsilon for epsilon in quick)
 
 
@@ -137,12 +145,12 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     return max(0.0, min(float(found.fun), values[best]))
 
 
-def _rdp_epsilon(event: Event, delta: float) -> float:
+def _rdp_epsilon(event: Event, delta: float, orders: tuple[float, ...] = RDP_ORDERS) -> float:
     if delta == 0:
         return math.inf  # dp-accounting answers 0 if the divergences are too small for a float
     # dp-accounting takes a divergence that is NaN for 0; here it bounds nothing.
-    rdp = np.nan_to_num(event.rdp(RDP_ORDERS), nan=math.inf, posinf=math.inf)
-    return _epsilon_of_rdp(RDP_ORDERS, rdp, delta)
+    rdp = np.nan_to_num(event.rdp(orders), nan=math.inf, posinf=math.inf)
+    return _epsilon_of_rdp(orders, rdp, delta)
 
 
 def _epsilon_of_rdp(orders: Sequence[float], rdp: Any, delta: float) -> float:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +41,10 @@ of many draws need what is farther out."""
 ROUNDING = 1.0 + 2.0**-49
 """The rounding error of a step of the recursion is below this factor: it adds products of positive
 numbers."""
+
+TOP_ROUNDING, UNDERFLOW = 1e-12, 1e-290
+"""Rounding moves the square of the place of a maximum by less than the first, relatively, if the
+square is above the second."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +162,7 @@ def composed_draws(eta: float, draws: int) -> Curve:
     in both directions, because swapping the two worlds does not change the range."""
     if draws > BLOCK:
         return _composed_blocks(eta, draws)
-    grid, deltas = _first_draws(eta, max(16, 2 ** math.ceil(math.log2(draws))))
-    return grid.curve(deltas[draws], draws)
+    return _grid(eta, max(16, 2 ** math.ceil(math.log2(draws)))).curve(draws)
 
 
 def draws_pld(eta: float, draws: int, interval: float) -> Pld:
@@ -200,11 +201,10 @@ def last_epsilon(eta: float, draws: int, tail: float) -> float:
     return min(draws * eta, rho + 2 * math.sqrt(-rho * math.log(tail)))
 
 
-@functools.lru_cache(maxsize=16)
-def _first_draws(eta: float, draws: int) -> tuple[_Grid, Array]:
-    """Return the deltas of 0, 1, ..., `draws` draws, a row for each, all on one grid."""
-    grid = _Grid(eta, draws)
-    return grid, np.stack(list(islice(grid.recursion(), draws + 1)))
+@functools.lru_cache(maxsize=64)
+def _grid(eta: float, draws: int) -> _Grid:
+    """Return the grid of up to `draws` draws, which keeps the curves that were computed."""
+    return _Grid(eta, draws)
 
 
 class _Grid:
@@ -226,19 +226,20 @@ class _Grid:
         t = eta / self.steps * np.arange(self.steps + 1)[:, None]
         self.u, self.q = np.exp(-t), math.exp(-eta)
         self.below = np.exp(-t[:0:-1, 0])
+        # A square that underflows decides nothing.
+        squares = self.u**2
+        self.above_top = np.maximum(squares[:-1], UNDERFLOW) * (1.0 + TOP_ROUNDING)
+        self.below_top = np.where(squares[1:] < UNDERFLOW, 0.0, squares[1:] * (1.0 - TOP_ROUNDING))
+        # V_0, V_1, ..., as far as they were asked for.
+        self.deltas: list[Array] = [np.maximum(0.0, -np.expm1(self.epsilons))]
 
-    def curve(self, deltas: Array, draws: int) -> Curve:
+    def curve(self, draws: int) -> Curve:
         """Return the curve of `draws` draws, up to their largest loss."""
+        while len(self.deltas) <= draws:
+            self.deltas.append(self._one_more(self.deltas[-1]))
         middle, reach = len(self.epsilons) // 2, draws * self.steps
         within = slice(max(0, middle - reach), middle + reach + 1)
-        return Curve(self.epsilons[within], deltas[within], draws * self.eta)
-
-    def recursion(self) -> Iterator[Array]:
-        """Yield V_0, V_1, ..., without end."""
-        V = np.maximum(0.0, -np.expm1(self.epsilons))
-        while True:
-            yield V
-            V = self._one_more(V)
+        return Curve(self.epsilons[within], self.deltas[draws][within], draws * self.eta)
 
     def _one_more(self, V: Array) -> Array:
         """Return V_k on the grid, from V_{k-1}: the maximum over all t, also those between steps.
@@ -258,12 +259,13 @@ class _Grid:
         B = b - self.q * b_far
         C = self.q * (far[:-1] - near[:-1] - (b_far - b) * u[:-1])
         best = self._value(u, near, far).max(axis=0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            top = np.sqrt(C / B)
-        inside = (B < 0) & (C < 0) & (u[1:] < top) & (top < u[:-1])
         # Few maxima lie between two steps. Only these are computed: elsewhere an end is larger.
-        rows, columns = np.nonzero(inside)
-        top = top[rows, columns]
+        # Products decide which they may be: a quotient and a root everywhere take much longer. They
+        # are in order only if B and C are negative.
+        rows, columns = np.nonzero((self.above_top * B < C) & (self.below_top * B > C))
+        top = np.sqrt(C[rows, columns] / B[rows, columns])
+        inside = (u[rows + 1, 0] < top) & (top < u[rows, 0])
+        rows, columns, top = rows[inside], columns[inside], top[inside]
         share = (top - u[rows + 1, 0]) / width[rows, 0]
         between = self._value(
             top,

@@ -212,9 +212,11 @@ class PoissonSubsampledGaussian(Event):
         gaussian = GaussianDpEvent(self.noise_multiplier)
         sampled = PoissonSampledDpEvent(self.sampling_probability, gaussian)
         whole = sorted({side(order) for order in orders for side in (math.floor, math.ceil)} - {1})
-        moments = (np.array(whole) - 1.0) * _library_rdp(sampled, tuple(map(float, whole)))
+        every = tuple(dict.fromkeys(map(float, (*orders, *whole))))
+        found = dict(zip(every, _library_rdp(sampled, every), strict=True))
+        moments = (np.array(whole) - 1.0) * [found[order] for order in whole]
         chords = np.interp(orders, [1, *whole], [0.0, *moments]) / (np.asarray(orders) - 1.0)
-        smaller: Array = np.fmin(_library_rdp(sampled, orders), chords)
+        smaller: Array = np.fmin([found[order] for order in orders], chords)
         return smaller
 
     def gaussian_mu(self) -> float | None:

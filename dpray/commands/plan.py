@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Mapping
@@ -61,7 +62,10 @@ def plan(
     loaded = dpray.load(config, *overrides or [])
     # The parameters of a model for a GPU are counted by torch.
     on_gpu = loaded.engine.gpu_memory_gib is not None or may_have_gpu()
-    text.LOADS_NO_MODEL = (context.obj or {}).get("alone", False) and not on_gpu
+    alone = (context.obj or {}).get("alone", False)
+    text.LOADS_NO_MODEL = alone and not on_gpu
+    if alone:
+        gc.disable()  # the process ends with the plan, and a tenth of its time would be collections
     if compare or loaded.method.name == "auto":
         _compare(loaded, write, as_json)
         return

@@ -241,6 +241,11 @@ class RuntimeConfig(Section):
         description="null: engine.tensor_parallel_size for vllm and transformers if the Ray "
         "cluster has GPUs, else 0; 0: on the CPU, even if the machine has GPUs",
     )
+    memory_per_actor: NotNegative = Field(
+        0.0,
+        description="GiB of a machine's memory that Ray keeps for an actor and gives to no other; "
+        "0: actors go where there are CPUs, and several may fill a machine's memory",
+    )
     batches_per_task: Count | None = Field(
         None,
         description="batches that an actor gets at once; null: 8 disjoint or 64 Poisson ones, "

@@ -306,7 +306,8 @@ class LoadFailed(EngineError):
 
 
 class EndpointBusy(EngineError):
-    """An endpoint has no time for a call, or fails by itself: the same call may succeed later."""
+    """An endpoint has no time for a call, fails by itself, or is lost during it: the same call may
+    succeed later."""
 
 
 class DeviceLost(EngineError):

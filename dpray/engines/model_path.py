@@ -68,11 +68,7 @@ def is_hub_name(model: str) -> bool:
     return bool(_HUB_NAME.fullmatch(model))
 
 
-OnHub = Callable[[str, str], str]
-"""`find_on_hub` or a replacement for it."""
-
-
-def resolve_model(model: str, on_hub: OnHub = find_on_hub) -> str:
+def resolve_model(model: str) -> str:
     """Return the folder of a language model, or its name on a hub ("owner/name"). For `smollm2`
     and for a folder with adapters, return the folder of the model that is made of them: the first
     time this converts the packaged file, or merges the adapters.
@@ -85,21 +81,21 @@ def resolve_model(model: str, on_hub: OnHub = find_on_hub) -> str:
         base = str(smollm2_folder())
     else:
         whose = f" (the model of the adapters in {adapters[-1]})" if adapters else ""
-        base = folder_or_hub(base, KEY, on_hub, whose)
+        base = folder_or_hub(base, KEY, whose)
     for folder in reversed(adapters):
         base = str(merged_folder(Path(folder), base))
     return base
 
 
-def folder_or_hub(model: str, key: str, on_hub: OnHub = find_on_hub, whose: str = "") -> str:
-    """Return `model`, `~` expanded, if it is a folder, and `on_hub(model, key)` if it is the name
-    of a model on a hub. Raises InputError that names `key`."""
+def folder_or_hub(model: str, key: str, whose: str = "") -> str:
+    """Return `model`, `~` expanded, if it is a folder, and `find_on_hub(model, key)` if it is the
+    name of a model on a hub. Raises InputError that names `key`."""
     model = _expanded(model)
     if _is_folder(model):
         return model
     if not is_hub_name(model) or os.path.exists(model):
         raise InputError(f"{key}: no such folder: {model}{whose}")
-    return on_hub(model, key)
+    return find_on_hub(model, key)
 
 
 def absolute_model(model: str) -> str:

@@ -169,9 +169,11 @@ class OpenAIEngine:
             why = f"has more than {LARGEST_ANSWER:,} bytes, or is packed in a way that is not read"
             raise EngineError(f"{model}: the endpoint's answer {why}") from None
         except openai.OpenAIError as error:
-            name = type(error).__name__
-            hint = ": nothing answers at engine.base_url" if "Connection" in name else ""
-            raise EngineError(f"{model}: no answer from the endpoint ({name}){hint}") from None
+            nobody = type(error.__cause__).__name__ == "ConnectError"
+            lost = isinstance(error, openai.APIConnectionError) and not nobody
+            hint = ": nothing answers at engine.base_url" if nobody else ""
+            what = f"no answer from the endpoint ({type(error).__name__}){hint}"
+            raise (EndpointBusy if lost else EngineError)(f"{model}: {what}") from None
         except (ValueError, RecursionError):  # also of 5,000 digits, and of 100,000 brackets
             raise EngineError(f"{model}: the endpoint's answer has no valid JSON") from None
         self.left_out.add(unknown)

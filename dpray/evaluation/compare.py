@@ -39,7 +39,7 @@ class Answer:
         assert self.choice is not None
         return self.choice.plan.settings.model_dump(exclude_unset=True)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         if self.choice is None:
             return {"feasible": False, "why_not": self.why_not}
         signal = self.choice.signal
@@ -64,7 +64,7 @@ class Comparison:
         """Return the first method whose signal is enough, or None."""
         return next((name for name, answer in self.answers.items() if answer.is_enough), None)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return the object that `dpray plan --compare --json` prints."""
         return {
             "records_wanted": self.records,
@@ -72,7 +72,7 @@ class Comparison:
             "methods": {name: answer.summary() for name, answer in self.answers.items()},
         }
 
-    def tree(self, name: str) -> dict[str, Any]:
+    def tree(self, name: str) -> dict[str, object]:
         """Return the configuration that runs a method's chosen plan, as a plain tree."""
         answer = self.answers[name]
         if answer.choice is None:
@@ -163,6 +163,6 @@ def with_epsilon(config: Config, epsilon: float) -> dict[str, Any]:
     return tree | {"privacy": tree["privacy"] | {"epsilon": epsilon}}
 
 
-def with_method(tree: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
+def with_method(tree: Mapping[str, object], method: Mapping[str, object]) -> dict[str, object]:
     """Return a configuration, as a plain tree, with another section `method`."""
     return {**tree, "method": dict(method)}

@@ -66,7 +66,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def shared_words(
-    queries: Sequence[str], references: Sequence[str], ngram: int = NGRAM
+    queries: Sequence[str], references: Sequence[str], ngram: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return two numbers for each query: the length of its longest run of words that is also in a
     reference (the longest common substring in words, as in Lee et al. 2022), and the share of its
@@ -121,7 +121,7 @@ def _figures(
 ) -> dict[str, object]:
     """Return the share of exact copies, and summaries of the longest shared run in words, the
     n-gram overlap and the nearest cosine."""
-    longest, overlap = shared_words(queries, references)
+    longest, overlap = shared_words(queries, references, NGRAM)
     private = {text.strip() for text in references}
     return {
         "exact_share": sum(text.strip() in private for text in queries) / len(queries),

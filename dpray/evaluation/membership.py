@@ -49,7 +49,9 @@ def membership(
     scores = {
         "nearest_cosine": [nearest_cosine(embedder.embed(texts), made_ND) for texts in sides],
         # A record of fewer words has no n-gram to share.
-        "ngram_overlap": [np.nan_to_num(shared_words(texts, synthetic)[1]) for texts in sides],
+        "ngram_overlap": [
+            np.nan_to_num(shared_words(texts, synthetic, NGRAM)[1]) for texts in sides
+        ],
     }
     return {
         "private": NOT_FOR_RELEASE,

@@ -56,7 +56,7 @@ class Rehearsed:
     scores: Mapping[str, Any] | None = None
     why_not: str | None = None
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         return self.answer.summary() | {"scores": self.scores, "why_not": self.why_not}
 
 
@@ -106,7 +106,7 @@ class Rehearsal:
         """Return the names of the scores, the one that decides first."""
         return [name for name in self.real if name != "records"]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return the object that `dpray rehearse --json` prints."""
         return {
             "public": dict(self.public),

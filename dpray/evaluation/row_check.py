@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -55,14 +55,9 @@ SHARES = {"shortest": 0.0, "half": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1.0}
 NOTICE = "exact counts of private rows, for the owner only: not for release; nothing was charged"
 
 
-def check_rows(
-    config: Config,
-    on_progress: OnProgress = no_progress,
-    load_codec: Callable[[str, int | None], TextCodec] = TextCodec,
-) -> dict[str, Any]:
-    """Read all rows as a run will, and return the counts for the owner. `load_codec` loads a
-    model's tokenizer. Raises InputError if the configuration has no plan, or if its path names no
-    files."""
+def check_rows(config: Config, on_progress: OnProgress = no_progress) -> dict[str, Any]:
+    """Read all rows as a run will, and return the counts for the owner. Raises
+    InputError if the configuration has no plan, or if its path names no files."""
     plan = make_plan(config)
     pieces = data_pieces(config.data)
     tally = Tally(plan)
@@ -70,7 +65,7 @@ def check_rows(
         on_progress(Progress("loading the tokenizer"))
         try:
             model = resolve_model(config.engine.model)
-            tally.codec = load_codec(model, config.engine.max_model_len)
+            tally.codec = TextCodec(model, config.engine.max_model_len)
         except InputError as error:
             tally.no_tokens = str(error)
     names = config.data.columns | plan.reads.column_values.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
@@ -21,7 +22,15 @@ from dpray.io.formats import (
     row_of,
     without_compression,
 )
-from dpray.io.text_files import LONGEST_ROW, UTF_8, bad_bytes, text_lines, too_long, undecodable
+from dpray.io.text_files import (
+    LONGEST_ROW,
+    MARKS,
+    UTF_8,
+    bad_bytes,
+    text_lines,
+    too_long,
+    undecodable,
+)
 from dpray.types import InputError
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -142,20 +151,20 @@ def read_csv(
 
 
 def last_row(
-    name: str, tail: bytes, opened: OpenCsv, form: FileFormat, reads: Callable[[str], bool]
+    name: str,
+    start: bytes,
+    tail: bytes,
+    opened: OpenCsv,
+    form: FileFormat,
+    reads: Callable[[str], bool],
 ) -> tuple[Where, Row | InputError] | None:
-    """Return the last row of a file of CSV by its last bytes. None if they do not tell it: their
-    line may be the end of a cell that has several, or the encoding has other line ends."""
-    encoding = "utf-8" if opened.encoding == UTF_8 else opened.encoding
-    _, line_end, line = tail.rstrip(b"\r\n").rpartition(b"\n")
-    if not line_end or "\n".encode(encoding) != line_end:
+    """Return the last row of a file of CSV by its first bytes and its last ones, which begin at a
+    multiple of 4. None if they do not tell it: their line may be the end of a cell that has
+    several."""
+    if (text := _last_line(start, tail, opened.encoding)) is None:
         return None
     where = Where(name, 0, typed=False)
     dialect = _dialect("", name, replace(form, delimiter=opened.delimiter))
-    try:
-        text = line.decode(encoding, "surrogateescape")
-    except UnicodeError:
-        return None
     if form.quote:
         with suppress(csv.Error):
             next(csv.reader([f"{form.quote}\n", text], **dialect))
@@ -165,6 +174,23 @@ def last_row(
     except csv.Error:
         return where, _not_csv(where, form)
     return where, _csv_row(where, opened, cells, form, reads)
+
+
+def _last_line(start: bytes, tail: bytes, encoding: str) -> str | None:
+    """Return the last line that is not empty; None if the bytes do not tell it."""
+    line_end = "\n".encode("utf-8" if encoding == UTF_8 else encoding)
+    if line_end == b"\n":
+        _, found, line = tail.rstrip(b"\r\n").rpartition(b"\n")
+        with suppress(UnicodeError):
+            return line.decode(encoding, "surrogateescape") if found else None
+        return None
+    if not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+        return None
+    # The mark tells the order of bytes. Half a character may only be before the line.
+    mark = next((mark for mark in MARKS if start.startswith(mark)), b"")
+    decoded = (mark + tail).decode(encoding, "replace")
+    _, is_line, text = decoded.rstrip("\r\n").rpartition("\n")
+    return text if is_line and "\ufffd" not in text else None
 
 
 def _csv_row(

@@ -282,15 +282,17 @@ def _listed(
     return [path for path in found if level[0] == "." or not base_name(path).startswith(".")]
 
 
-def file_digests(
-    path: str, on_share: Callable[[float], None] = lambda share: None, every: float = 1.0
-) -> list[bytes]:
+REPORT_SECONDS = 1.0
+"""Between two calls of `on_share`."""
+
+
+def file_digests(path: str, on_share: Callable[[float], None] = lambda share: None) -> list[bytes]:
     """Return the SHA-256 of each file that `path` names, in order, or an `hf://` name itself. They
     are as private as the files: a digest confirms a guess of all records.
 
-    `on_share` is called `every` seconds with the share of the files that is read. Every call reads
-    all files: a file may change and keep its size and its time of change, and both promises that a
-    digest keeps are about privacy (docs/privacy.md, section 6.2).
+    `on_share` is called every `REPORT_SECONDS` with the share of the files that is read. Every call
+    reads all files: a file may change and keep its size and its time of change, and both promises
+    that a digest keeps are about privacy (docs/privacy.md, section 6.2).
     """
     files = list_files(path)
     read = [0.0] * len(files)
@@ -299,7 +301,7 @@ def file_digests(
     try:
         numbers = range(len(files))
         digests = [pool.submit(_digest, files[n], read, n, stopped) for n in numbers]
-        while wait(digests, timeout=every).not_done:
+        while wait(digests, timeout=REPORT_SECONDS).not_done:
             on_share(sum(read) / len(files))
         return [digest.result() for digest in digests]
     finally:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.resources.abc import Traversable
 from itertools import pairwise
@@ -171,9 +171,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-Mounts = Callable[[], Sequence[tuple[str, str]]]
-"""Returns where each file system is mounted, and its type, in the order of mounting."""
-
 RAY_RESOURCES = "runtime_resources"
 RAY_PACKAGES = ("working_dir_files", "py_modules_files")
 """Below its session's folder, Ray unpacks what a job brings along into
@@ -208,19 +205,20 @@ def names_of_file(path: str) -> int:
 
 
 def mounted() -> list[tuple[str, str]]:
+    """Return where each file system is mounted, and its type, in the order of mounting."""
     return [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
 
 
-def is_mounted_alone(path: str, mounts: Mounts = mounted) -> bool:
+def is_mounted_alone(path: str) -> bool:
     """Return whether a path is a mount point itself, as a single file in a container may be."""
-    return os.path.realpath(path) in dict(mounts())
+    return os.path.realpath(path) in dict(mounted())
 
 
-def network_file_system(path: str, mounts: Mounts = mounted) -> str | None:
+def network_file_system(path: str) -> str | None:
     """Return the type of the network file system that holds a path; None for a local or an unknown
     one."""
     place, longest, kind = os.path.realpath(path), 0, ""
-    for point, found in mounts():
+    for point, found in mounted():
         # The later one of two at one place hides the other.
         if os.path.commonpath([point, place]) == point and len(point) >= longest:
             longest, kind = len(point), found.removeprefix("fuse.")

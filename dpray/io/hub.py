@@ -44,16 +44,9 @@ hold a request with its token, and are not shown."""
 
 
 @cache
-def find_on_hub(
-    name: str,
-    key: str,
-    *,
-    endpoint: str | None = None,
-    downloads: Path | None = None,
-    patience: float = PATIENCE,
-) -> str:
+def find_on_hub(name: str, key: str) -> str:
     """Return `name` if the hub has a model of this name. If it has none, or does not answer within
-    `patience` seconds, return the folder of a copy that was downloaded before. A process asks once
+    `PATIENCE` seconds, return the folder of a copy that was downloaded before. A process asks once
     for each name.
 
     Raises InputError that names `key` if there is no copy either.
@@ -61,32 +54,31 @@ def find_on_hub(
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    endpoint = endpoint or constants.ENDPOINT
-    if (refusal := _refusal(name, "model", endpoint, patience)) is None:
+    if (refusal := _refusal(name, "model")) is None:
         return name
     try:
-        return snapshot_download(name, cache_dir=downloads, local_files_only=True)
+        return snapshot_download(name, local_files_only=True)
     except (LocalEntryNotFoundError, HFValidationError):
         instead = "give a local folder"
         if key == "engine.model":
             instead += ", or smollm2, whose weights come with a package"
         raise InputError(
-            f"{key}: {name} is not on this machine, and the hub {_shown(endpoint)} {refusal}; "
-            f"{instead}"
+            f"{key}: {name} is not on this machine, and the hub {_shown(constants.ENDPOINT)} "
+            f"{refusal}; {instead}"
         ) from None
 
 
 @cache
-def check_dataset(path: str, endpoint: str | None = None, patience: float = PATIENCE) -> None:
+def check_dataset(path: str) -> None:
     """Raise InputError if the hub does not have the data set of `hf://name#split`, or does not
-    answer within `patience` seconds."""
+    answer within `PATIENCE` seconds."""
     from huggingface_hub import constants
 
-    endpoint = endpoint or constants.ENDPOINT
     name = path.removeprefix("hf://").partition("#")[0]
-    if (refusal := _refusal(name, "dataset", endpoint, patience)) is not None:
+    if (refusal := _refusal(name, "dataset")) is not None:
         raise InputError(
-            f"{path}: the hub {_shown(endpoint)} {refusal}; download it, and give its folder"
+            f"{path}: the hub {_shown(constants.ENDPOINT)} {refusal}; download it, and give its "
+            "folder"
         )
 
 
@@ -95,14 +87,14 @@ def _shown(endpoint: str) -> str:
     return re.sub(r"//[^/]*@", "//", endpoint)
 
 
-def _refusal(name: str, kind: str, endpoint: str, patience: float) -> str | None:
+def _refusal(name: str, kind: str) -> str | None:
     """Look up one file. Return None if the hub has the model or data set, or else the reason."""
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     file = "config.json" if kind == "model" else "README.md"
     try:
-        url = hf_hub_url(name, file, repo_type=kind, endpoint=endpoint)
-        get_hf_file_metadata(url, timeout=patience, endpoint=endpoint)
+        url = hf_hub_url(name, file, repo_type=kind)
+        get_hf_file_metadata(url, timeout=PATIENCE)
     except errors.RemoteEntryNotFoundError:
         return None  # it has the model without this file; loading it says what is missing
     except Exception as error:
@@ -128,8 +120,6 @@ def upload_dataset(
     *,
     public: bool,
     patterns: Sequence[str],
-    endpoint: str | None = None,
-    patience: float = PATIENCE,
 ) -> str:
     """Upload `files` of a folder to a hub's data set `name` (`owner/name`) in one commit, and
     return its address. A new data set is for its owner only, unless `public`. Of the files there,
@@ -138,7 +128,7 @@ def upload_dataset(
     The token is that of `huggingface_hub`: HF_TOKEN, or the one of `hf auth login`.
 
     Raises InputError if there is no token or the hub refuses it; if the hub does not answer within
-    `patience` seconds; and for a data set that is there and is not as `public` says, or has a
+    `PATIENCE` seconds; and for a data set that is there and is not as `public` says, or has a
     README.md of somebody else.
     """
     from huggingface_hub import (
@@ -149,12 +139,12 @@ def upload_dataset(
         get_token,
     )
 
-    endpoint = endpoint or constants.ENDPOINT
+    endpoint = constants.ENDPOINT
     try:
         if (token := get_token()) is None:
             raise InputError(f"{PUSH}: there is no token; set HF_TOKEN, or call hf auth login")
         api = HfApi(endpoint, token=token)
-        there = _files_there(api, name, public, patience)
+        there = _files_there(api, name, public)
         old = [each for each in there if any(fnmatchcase(each, fits) for fits in patterns)]
         api.create_commit(
             name,
@@ -173,12 +163,12 @@ def upload_dataset(
     return f"{_shown(endpoint)}/datasets/{name}"
 
 
-def _files_there(api: HfApi, name: str, public: bool, patience: float) -> list[str]:
+def _files_there(api: HfApi, name: str, public: bool) -> list[str]:
     """Return the names of the files of a hub's data set, which is made if it is not there."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        found = api.dataset_info(name, timeout=patience)
+        found = api.dataset_info(name, timeout=PATIENCE)
     except RepositoryNotFoundError:
         api.create_repo(name, repo_type="dataset", private=not public)
         return []

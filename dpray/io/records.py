@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.fs
@@ -65,8 +65,14 @@ READ_BYTES = 1 << 20
 TAIL = 1 << 16
 """Bytes at the end of a file of CSV that tell its last row."""
 
+LOOKED_THROUGH = 256 << 20
+"""A compressed file of CSV is unpacked for its last row if it has no more bytes than this."""
+
 COMPARED = 20
 """The first rows of a file whose nested keys are compared."""
+Stream: TypeAlias = pa.NativeFile
+"""A file as pyarrow opens it, or one of Python, which has the same methods."""
+
 ROWS_AT_ONCE = 1024
 
 ARROW_FILE = b"ARROW1"
@@ -116,25 +122,43 @@ def scan_piece(piece: Piece) -> Scanned:
 
 def last_row(piece: Piece) -> tuple[Where, Row | InputError] | None:
     """Return the last row of a file of CSV, which may be a total, by its last bytes; None for other
-    files, for compressed ones, and if the bytes do not tell it. Raises InputError."""
+    files, for compressed ones of more than `LOOKED_THROUGH` bytes, and if the bytes do not tell it.
+    Raises InputError."""
     file, form = piece.file, piece.format
-    if kind_of(file) != "csv" or without_compression(file)[1] is not None:
+    if kind_of(file) not in ("csv", "zip"):
         return None
     try:
-        filesystem, name = filesystem_of(file)
-        size = filesystem.get_file_info(name).size or 0
-        if size <= TAIL:
+        with _opened(file) as (kind, stream):
+            if kind != "csv" or (tail := _last_bytes(stream)) is None:
+                return None
+        if not tail:
             return next(iter(deque(scan_piece(piece), maxlen=1)), None)
-        with filesystem.open_input_file(name) as stream:
-            tail = stream.read_at(TAIL, size - TAIL)
-        with filesystem.open_input_stream(name, compression=None) as stream:
-            opened = open_csv(file, io.BufferedReader(stream, READ_BYTES), form)
-            found = last_csv_row(file, tail, opened, form, piece.reads)
+        with _opened(file) as (_, stream):
+            buffered = io.BufferedReader(stream, READ_BYTES)
+            start = buffered.peek(4)[:4]
+            opened = open_csv(file, buffered, form)
+            found = last_csv_row(file, start, tail, opened, form, piece.reads)
     except CORRUPT as error:
         raise _unreadable(file, error) from None
     if found is None or isinstance(found[1], InputError):
         return found
     return found[0], folder_columns(file) | found[1]
+
+
+def _last_bytes(stream: Any) -> bytes | None:
+    """Return the last bytes of a file, from a multiple of 4 on; none of a file that is no longer
+    than these, and None for one that is too long to be unpacked for them."""
+    if not isinstance(stream, _Unpacked):
+        size = stream.size()
+        begin = (size - TAIL) // 4 * 4
+        return stream.read_at(size - begin, begin) if size > TAIL else b""
+    tail, size = b"", 0
+    while found := stream.read(READ_BYTES):
+        size += len(found)
+        if size > LOOKED_THROUGH:
+            return None
+        tail = (tail + found)[-TAIL:]
+    return tail[-size % 4 :] if size > TAIL else b""
 
 
 def _with_varied(rows: Scanned) -> Scanned:
@@ -177,7 +201,7 @@ def _scanned(piece: Piece) -> Scanned:
         raise _unreadable(piece.file, error) from None
 
 
-def _parquet_batches(stream: Any, piece: Piece) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(stream: Stream, piece: Piece) -> Iterator[pa.RecordBatch]:
     with pyarrow.parquet.ParquetFile(stream) as file:
         groups = None if piece.end is None else list(range(piece.begin, piece.end))
         columns = None
@@ -186,7 +210,7 @@ def _parquet_batches(stream: Any, piece: Piece) -> Iterator[pa.RecordBatch]:
         yield from file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=groups, columns=columns)
 
 
-def _arrow_batches(stream: Any, piece: Piece) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(stream: Stream, piece: Piece) -> Iterator[pa.RecordBatch]:
     """Yield batches that are validated: Arrow takes a file's offsets as they stand, and wrong ones
     would read beyond the file's memory, or end the process."""
     with _open_arrow(stream) as file:
@@ -230,14 +254,14 @@ def _shape(kind: pa.DataType) -> Row | None:
     return row_of([(each.name, _shape(each.type)) for each in kind])
 
 
-def _open_arrow(stream: Any) -> Any:
+def _open_arrow(stream: Stream) -> pa.RecordBatchReader:
     """Open an Arrow file or an Arrow stream, Feather too."""
     is_file = stream.read(len(ARROW_FILE)) == ARROW_FILE
     stream.seek(0)
     return pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
 
 
-def _is_empty(stream: Any) -> bool:
+def _is_empty(stream: Stream) -> bool:
     """Return whether a file that can be read in any order has no bytes: programs that write in
     parts leave such a file for a part without rows."""
     is_empty = not stream.read(1)
@@ -282,7 +306,7 @@ def _plain_row(batch: pa.RecordBatch) -> Row | str:
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[tuple[Kind, Any]]:
+def _opened(file: str) -> Iterator[tuple[Kind, Stream]]:
     """Open a file and undo its compression: yield the kind of its content, and its bytes. Those of
     Parquet and Arrow can be read in any order: from a copy without a name if they are compressed.
     Raises InputError for a `.zip` that is not of one file, for bytes of another kind than the name
@@ -295,7 +319,7 @@ def _opened(file: str) -> Iterator[tuple[Kind, Any]]:
         if compression is None:
             stream = filesystem.open_input_file(name)
         elif compression == "zip":
-            outer: Any = stack.enter_context(filesystem.open_input_file(name))
+            outer = stack.enter_context(filesystem.open_input_file(name))
             archive = stack.enter_context(zipfile.ZipFile(outer))
             inner = _only_member(archive, file)
             kind, stream = kind_of(inner), archive.open(inner)
@@ -318,7 +342,7 @@ class _Unpacked(io.RawIOBase):
     """The bytes of a compressed file of `size` bytes. Reading raises InputError if there are too
     many of them."""
 
-    def __init__(self, file: str, stream: Any, size: int) -> None:
+    def __init__(self, file: str, stream: Stream, size: int) -> None:
         self._file, self._stream = file, stream
         self._left = max(UNPACKED, TIMES * size)
 
@@ -397,7 +421,7 @@ def is_empty_file(file: str) -> bool:
 
 
 @contextmanager
-def open_content(file: str) -> Iterator[tuple[Kind, Any]]:
+def open_content(file: str) -> Iterator[tuple[Kind, Stream]]:
     """Open a file and undo its compression: yield the kind of its content, and its bytes. Raises
     InputError for a file that cannot be read."""
     try:

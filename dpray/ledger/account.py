@@ -29,8 +29,8 @@ RELATIVE_ROUNDING = 1e-9
 """An event's cost may differ by this much between two machines; a larger difference is a fault."""
 
 RELATIVE_CHANGE = 0.02
-"""An event may have cost this much less in the version of dpray that charged it: its bound left no
-room for some rounding, or composed more than 256 draws in one pass (docs/privacy.md, section
+"""An event may have cost this much less by another version of the accountant: dpray 0.1 left no
+room for some rounding, and composed more than 256 draws in one pass (docs/privacy.md, section
 6.7)."""
 
 

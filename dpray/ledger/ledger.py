@@ -22,10 +22,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-from dpray.accounting.event import Event
+from dpray.accounting.event import Event, accountant_version
 from dpray.ledger import queries
 from dpray.ledger.account import (
     RELATIVE_CHANGE,
+    RELATIVE_ROUNDING,
     Account,
     charge_of,
     check_price,
@@ -489,7 +490,9 @@ def _charge_problems(account: Account, entry: Entry) -> Iterator[str]:
             yield f"{place}: its {term} is not the budget's"
     try:
         charge = charge_of(entry.payload)
-        check_price(charge.event, charge.reserved, RELATIVE_CHANGE)
+        is_same = values.get("accountant") == accountant_version()
+        tolerance = RELATIVE_ROUNDING if is_same else RELATIVE_CHANGE
+        check_price(charge.event, charge.reserved, tolerance)
     except (DprayError, ValueError) as error:
         yield f"{place}: {error}"
 

@@ -24,11 +24,9 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from dpray.extras import require
 from dpray.io.files import (
-    Mounts,
     disk_is_full,
     in_ray_package,
     is_mounted_alone,
-    mounted,
     names_of_file,
     network_file_system,
     touch_private,
@@ -237,7 +235,7 @@ def _prepare_postgresql(connection: Any, _record: object) -> None:
     connection.autocommit = False
 
 
-def parse_url(url: str, mounts: Mounts = mounted) -> sa.URL:
+def parse_url(url: str) -> sa.URL:
     """Return the URL, checked, with its driver named, an SQLite path made absolute (the accountant
     actor has another working directory), and TLS asked for if PostgreSQL is on another machine.
 
@@ -256,7 +254,7 @@ def parse_url(url: str, mounts: Mounts = mounted) -> sa.URL:
         if database in ("", ":memory:") or "\0" in database or beyond:
             raise InputError("an SQLite ledger is a plain file: sqlite:///path/to/ledger.db")
         path = os.path.abspath(database)
-        _check_place(path, mounts)
+        _check_place(path)
         return parsed.set(drivername="sqlite", database=path)
     if parsed.drivername in ("postgresql", "postgresql+psycopg"):
         require("a ledger on PostgreSQL", "psycopg")
@@ -271,23 +269,23 @@ def shown_url(url: sa.URL) -> str:
     return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
-def _check_place(path: str, mounts: Mounts) -> None:
+def _check_place(path: str) -> None:
     if in_ray_package(path):
         raise InputError(
             f"the ledger {path} lies in a copy of a job's working directory, which Ray deletes, "
             "and what was spent with it: give postgresql://host/name, or an absolute path "
             "(sqlite:////folder/ledger.db) outside"
         )
-    if (kind := network_file_system(path, mounts)) is not None:
+    if (kind := network_file_system(path)) is not None:
         raise InputError(
             f"the ledger {path} lies on a network file system ({kind}), where SQLite's locks do "
             "not hold and two runs could spend one budget: give postgresql://host/name, or a "
             "path on a local disk"
         )
-    check_one_name(path, mounts)
+    check_one_name(path)
 
 
-def check_one_name(path: str, mounts: Mounts = mounted) -> None:
+def check_one_name(path: str) -> None:
     """Raise `InputError` if an SQLite file can be reached by a second name: SQLite keeps its newest
     entries, and its locks, in files next to the name by which it was opened. Symbolic links are no
     second name, because SQLite follows them.
@@ -304,7 +302,7 @@ def check_one_name(path: str, mounts: Mounts = mounted) -> None:
             "uses it, keep the name that has a `-wal` file next to it (any, if none has one), and "
             "remove the others"
         )
-    if is_mounted_alone(path, mounts):
+    if is_mounted_alone(path):
         raise InputError(
             f"the ledger {path} is mounted as a single file: {why}; mount the folder that holds it"
         )

@@ -17,11 +17,12 @@ import shlex
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import sqlalchemy as sa
 
 from dpray.accounting.composition import Charge
-from dpray.accounting.event import Event
+from dpray.accounting.event import Event, accountant_version
 from dpray.ledger import queries
 from dpray.ledger.account import Account
 from dpray.ledger.chain import Chain, Entry, now, plain
@@ -128,15 +129,16 @@ class Transaction:
             account, chain = self.account(name), self.chain(name)
         name = chain.dataset
         stated_for = {"privacy_unit": privacy_unit, "neighboring_relation": neighboring_relation}
+        by = {"accountant": accountant_version()}
         payloads = {
-            key: plain({"event": event.to_json(), **vars(asked), **stated_for})
+            key: plain({"event": event.to_json(), **vars(asked), **stated_for, **by})
             for key, (event, asked) in charges.items()
         }
         made = queries.find_all(self.connection, "reserve", payloads)
         for key, payload in payloads.items():
             if (entry := made.get(key)) is None:
                 account = account.admit(Charge(*charges[key]), **stated_for)
-            elif entry.dataset != name or entry.values() != payload:
+            elif entry.dataset != name or _terms(entry.values()) != _terms(payload):
                 raise LedgerConflict(f"the key '{key}' was reserved for another charge")
         unbound = _unbound(self.connection, name, files)
         if is_trial:
@@ -308,6 +310,12 @@ def _beginning(new: Account) -> Chain:
     chain = Chain(new.dataset)
     chain.append("create", chain.dataset, plain(new.terms()), at=now())
     return chain
+
+
+def _terms(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a reservation's payload without the accountant that priced it: a run may be resumed
+    by a later one."""
+    return {key: value for key, value in payload.items() if key != "accountant"}
 
 
 def _unbound(connection: sa.Connection, dataset: str, files: Sequence[bytes]) -> list[str]:

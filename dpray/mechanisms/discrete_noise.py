@@ -14,7 +14,8 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-from typing import Any
+from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +63,7 @@ def discrete_gaussian(counts_N: npt.NDArray[np.integer], sigma: float) -> Counts
 
 
 @functools.cache
-def _opendp() -> Any:
+def _opendp() -> ModuleType:
     """Import OpenDP only to draw: it brings scikit-learn, and a plan draws nothing."""
     import opendp.prelude as dp
 
@@ -93,7 +94,9 @@ def checked_scale(scale: float, name: str = "scale") -> float:
     return float(scale)
 
 
-def _noisy(measurement: Any, counts_N: npt.NDArray[np.integer]) -> Counts:
+def _noisy(
+    measurement: Callable[[list[int]], list[int]], counts_N: npt.NDArray[np.integer]
+) -> Counts:
     counts_N = np.asarray(counts_N)
     if counts_N.ndim != 1:
         raise ValueError(f"counts have the shape (N,), got {counts_N.ndim} dimensions")

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +42,11 @@ CAUTION = 0.01
 alpha would often be that of a rare event that was seen by chance."""
 
 
-def clopper_pearson_lower(hits: Any, trials: int, alpha: float) -> Any:
+Bounds = npt.NDArray[np.float64]
+Draws = npt.NDArray[np.float64] | npt.NDArray[np.int64]
+
+
+def clopper_pearson_lower(hits: npt.ArrayLike, trials: int, alpha: float) -> Bounds:
     """Return an exact lower confidence bound on a binomial probability (Clopper and Pearson 1934).
 
     The true probability is below it with probability at most `alpha`. Elementwise.
@@ -51,17 +54,19 @@ def clopper_pearson_lower(hits: Any, trials: int, alpha: float) -> Any:
     # Imported late: every plan imports this module, also in the workers on Ray.
     from scipy import stats
 
-    hits = np.asarray(hits)
-    return np.where(hits > 0, stats.beta.ppf(alpha, np.maximum(hits, 1), trials - hits + 1), 0.0)
+    seen = np.asarray(hits)
+    return np.where(seen > 0, stats.beta.ppf(alpha, np.maximum(seen, 1), trials - seen + 1), 0.0)
 
 
-def clopper_pearson_upper(hits: Any, trials: int, alpha: float) -> Any:
+def clopper_pearson_upper(hits: npt.ArrayLike, trials: int, alpha: float) -> Bounds:
     """Return an exact upper confidence bound: the true probability is above it with probability at
     most `alpha`."""
     return 1.0 - clopper_pearson_lower(trials - np.asarray(hits), trials, alpha)
 
 
-def epsilon_lower_bound(likely: Any, rare: Any, trials: int, delta: float, alpha: float) -> Any:
+def epsilon_lower_bound(
+    likely: npt.ArrayLike, rare: npt.ArrayLike, trials: int, delta: float, alpha: float
+) -> Bounds:
     """Bound epsilon from below by the counts of one event in two neighbouring worlds: `likely` of
     `trials` draws in one world, `rare` of `trials` draws in the other.
 
@@ -71,7 +76,8 @@ def epsilon_lower_bound(likely: Any, rare: Any, trials: int, delta: float, alpha
     """
     p = clopper_pearson_lower(likely, trials, alpha / 2) - delta
     q = clopper_pearson_upper(rare, trials, alpha / 2)
-    return np.log(np.maximum(p / q, 1.0))
+    bounds: Bounds = np.log(np.maximum(p / q, 1.0))
+    return bounds
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,11 @@ class SeenEvent:
     one event each."""
 
     statistic: int
-    threshold: Any
+    threshold: np.float64 | Bounds
     below: bool
     without: bool
 
-    def bound(self, scores: tuple[Scores, Scores], delta: float, alpha: float) -> Any:
+    def bound(self, scores: tuple[Scores, Scores], delta: float, alpha: float) -> Bounds:
         """Bound epsilon by the scores of the worlds with and without the unit."""
         counts = []
         for side in scores:
@@ -196,7 +202,7 @@ def best_event(scores: tuple[Scores, Scores], delta: float, alpha: float) -> See
     return max(found, key=lambda pair: pair[0])[1]
 
 
-def laplace_scores(x_RN: npt.NDArray[Any], shift: float | npt.NDArray[Any], scale: float) -> Scores:
+def laplace_scores(x_RN: Draws, shift: float | Draws, scale: float) -> Scores:
     """Return three statistics of R draws of N values with noise of Laplace scale `scale`, shape
     (3, R).
 

@@ -153,7 +153,7 @@ def with_terms(plan: Plan, terms: Path | None) -> Plan:
     return replace(plan, settings=settings, config=config)
 
 
-def _stand_ins(plan: Any) -> list[dict[str, Any]]:
+def _stand_ins(plan: Any) -> list[dict[str, object]]:
     """Return a sequence for each label, of the longest terms that the first method may choose: no
     other sequence takes more room in a prompt."""
     data, settings = plan.config.data, plan.settings
@@ -163,7 +163,7 @@ def _stand_ins(plan: Any) -> list[dict[str, Any]]:
     return [{"label": data.released_label(label), "terms": longest} for label in plan.proportions]
 
 
-def write_records(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
+def write_records(file: Path, records: Iterable[Mapping[str, object]]) -> None:
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     write_durably(file, text, private=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -30,7 +30,7 @@ class AutoSettings(MethodSettings):
     private_prediction: dict[str, object] = Field(
         {}, description="keys of private prediction to keep fixed"
     )
-    aug_pe: dict[str, Any] = Field({}, description="keys of Aug-PE to keep fixed")
+    aug_pe: dict[str, object] = Field({}, description="keys of Aug-PE to keep fixed")
     dp_kps: dict[str, object] = Field(
         {}, description="keys of DP-KPS to keep fixed; its vocabulary is needed here"
     )

@@ -352,7 +352,6 @@ def share(
     name: str | None = None,
     license: str | None = None,
     public: bool = False,
-    endpoint: str | None = None,
 ) -> tuple[list[Path], str]:
     """Write the card of a release as `write_card` does, and upload the release to the hub's data
     set `repository` (`owner/name`), for its owner only unless `public`. Return the paths of the
@@ -375,7 +374,6 @@ def share(
         repository,
         public=public,
         patterns=RELEASED,
-        endpoint=endpoint,
     )
     return paths, url
 

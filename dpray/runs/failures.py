@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from dpray.config.config import Config
 from dpray.io.files import DISK_FULL, disk_is_full, read_json
+from dpray.runs.plan import Plan
 from dpray.runs.session import Release, Session
 from dpray.types import (
     BudgetRefused,
@@ -39,8 +39,8 @@ from dpray.workers.failures import (
 
 
 def release_with_repeats(
-    sessions: Iterator[Session[Any]], release: Callable[[Session[Any]], Release]
-) -> tuple[Session[Any], Release]:
+    sessions: Iterator[Session[Plan]], release: Callable[[Session[Plan]], Release]
+) -> tuple[Session[Plan], Release]:
     """Return the first session that finishes, and its release. Each session is one attempt;
     any error but one to repeat ends the run."""
     for number, session in enumerate(sessions, start=1):
@@ -59,7 +59,7 @@ def release_with_repeats(
     raise AssertionError("runtime.max_attempts is at least 1")
 
 
-def _end_of_run(session: Session[Any], number: int, error: BaseException) -> DprayError | None:
+def _end_of_run(session: Session[Plan], number: int, error: BaseException) -> DprayError | None:
     """Return the error that ends the run after an attempt failed with `error`, as the table says;
     None if another attempt makes it good."""
     if isinstance(error, LedgerConflict) and session.ledger.counts(session.run_id)["committed"]:
@@ -96,7 +96,7 @@ def _end_of_run(session: Session[Any], number: int, error: BaseException) -> Dpr
     return Resumable(f"{sentence} ({attempts} times)" if then is REPEAT else sentence)
 
 
-def _record_failures(session: Session[Any], error: BaseException) -> list[str]:
+def _record_failures(session: Session[Plan], error: BaseException) -> list[str]:
     """Record as failed what this attempt had begun and not published when `error` ended it. Return
     the units of the run that have failed. While the ledger gives no answer, they are noted.
 
@@ -159,7 +159,7 @@ def _charged(file: Path) -> Charged:
     if not file.exists():
         return Charged.NO
     try:
-        run: dict[str, Any] = read_json(file)
+        run: dict[str, object] = read_json(file)
     except InputError:
         return Charged.UNKNOWN
     if run.get("not_private") or run.get("state") == "planned":

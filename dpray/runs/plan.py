@@ -192,8 +192,8 @@ def first_enough(
     `bracket` that epsilon allows. The signal is inversely proportional to the noise, so one cost
     tells whether epsilon allows the largest noise at which it is enough; the least noise takes a
     dozen costs. The first candidate needs most noise. The last one needs least, and has the
-    strongest signal. Without a `bracket` the noise is set. No plan is made after the first that is
-    enough.
+    strongest signal: it is asked first, because no other is enough if it is not. Without a
+    `bracket` the noise is set. No plan is made after the first that is enough.
     """
     if bracket is None:
         tried: list[tuple[P, Signal]] = []
@@ -206,14 +206,17 @@ def first_enough(
     least, most = bracket
     if not is_within_epsilon(plan_of(candidates[0], most)):
         candidates = candidates[:1]  # making its plan says that no noise is enough
-    for candidate in candidates:
+
+    def may_be_enough(candidate: C) -> bool:
         signal = signal_of(plan_of(candidate, 1.0))
         noise = min(signal.value / signal.enough, most)
-        if noise >= least and is_within_epsilon(plan_of(candidate, noise)):
-            plan = plan_of(candidate, None)
-            if (signal := signal_of(plan)).is_enough:
-                return plan, signal
-    plan = plan_of(candidate, None)
+        return noise >= least and is_within_epsilon(plan_of(candidate, noise))
+
+    for candidate in filter(may_be_enough, candidates if may_be_enough(candidates[-1]) else ()):
+        plan = plan_of(candidate, None)
+        if (signal := signal_of(plan)).is_enough:
+            return plan, signal
+    plan = plan_of(candidates[-1], None)
     return plan, signal_of(plan)
 
 

@@ -440,7 +440,7 @@ class Run:
         self.folder.write_json("run.json", self.run)
 
 
-def _charged(plan: Plan) -> dict[str, Any]:
+def _charged(plan: Plan) -> dict[str, object]:
     # By name, as in the ledger: charges that a run makes later have one.
     return {} if plan.config.not_private else {"": plan.dp_event.to_json()}
 

@@ -244,7 +244,7 @@ class Session(Generic[P_co]):
     def publish_once(
         self,
         unit: str,
-        mechanism: Callable[[*Arguments], dict[str, Any]],
+        mechanism: Callable[[*Arguments], dict[str, object]],
         *arguments: *Arguments,
         pays_for_repeats: bool = False,
     ) -> dict[str, Any]:
@@ -284,7 +284,7 @@ class Session(Generic[P_co]):
         assert released is not None
         return released
 
-    def publish_file(self, file: str, outputs: Mapping[str, dict[str, Any]]) -> None:
+    def publish_file(self, file: str, outputs: Mapping[str, dict[str, object]]) -> None:
         """Publish the outputs of units that have begun, given by unit: stage them in one file,
         commit them in the ledger, and publish the file.
 
@@ -299,7 +299,7 @@ class Session(Generic[P_co]):
             self._publish(file, outputs)
             raise Resumable(DISK_FULL) from error
 
-    def _publish(self, file: str, outputs: Mapping[str, dict[str, Any]]) -> None:
+    def _publish(self, file: str, outputs: Mapping[str, dict[str, object]]) -> None:
         sha = self.folder.stage(file, outputs.values())
         units = [(unit, sha) for unit in outputs]
         self.ledger.publish(self.charge_key(), self.attempt_id, units)

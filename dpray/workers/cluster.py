@@ -16,7 +16,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
 from dpray.types import InputError, Resumable
-from dpray.workers.placement import Place
+from dpray.workers.placement import Place, memory_of
 
 PATIENCE = 30
 """Seconds in which a cluster has to answer: the head may be starting again."""
@@ -131,11 +131,13 @@ def _do_nothing(*_: object, **__: object) -> None:
 
 class NeverRepeated:
     """The remote class of actors that Ray neither restarts nor repeats the calls of, with so many
-    CPUs and GPUs each."""
+    CPUs, GPUs and bytes of memory each."""
 
-    def __init__(self, actor: type, cpus: float, gpus: float, environment: Any) -> None:
+    def __init__(
+        self, actor: type, cpus: float, gpus: float, memory: float, environment: object
+    ) -> None:
         self._class: Any = ray.remote(actor)
-        self._cpus = cpus
+        self._cpus, self._memory = cpus, memory
         self._options = {
             "num_gpus": gpus or None,
             "max_restarts": 0,
@@ -143,9 +145,10 @@ class NeverRepeated:
             "runtime_env": environment,
         }
 
-    def remote(self, *arguments: Any, place: Place | None = None) -> Any:
+    def remote(self, *arguments: object, place: Place | None = None) -> Any:
         """Start an actor in this place, or where Ray likes."""
-        where = {"num_cpus": self._cpus} if place is None else place.options(self._cpus)
+        anywhere = {"num_cpus": self._cpus, "memory": self._memory}
+        where = anywhere if place is None else place.options(self._cpus)
         return self._class.options(**self._options, **where).remote(*arguments)
 
 
@@ -155,7 +158,8 @@ def never_repeated(actor: type, config: Config, gpus: float) -> NeverRepeated:
     if not gpus and THREADS not in os.environ:
         cores = [node["Resources"].get("CPU", 1.0) for node in ray.nodes() if node["Alive"]]
         environment = {"env_vars": {THREADS: str(threads(config.runtime, cores))}}
-    return NeverRepeated(actor, config.runtime.cpus_per_actor, gpus, environment)
+    runtime = config.runtime
+    return NeverRepeated(actor, runtime.cpus_per_actor, gpus, memory_of(runtime), environment)
 
 
 THREADS = "OMP_NUM_THREADS"

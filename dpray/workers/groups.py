@@ -310,7 +310,6 @@ def outcome_lists(
     items: Generator[list[T]],
     size: int,
     seconds: float = math.inf,
-    clock: Callable[[], float] = monotonic,
 ) -> Generator[list[T]]:
     """Join lists: yield their members as soon as there are `size`, or any that came `seconds` after
     the last ones. An empty list lets the time be looked at. `items` is closed with this one.
@@ -319,13 +318,13 @@ def outcome_lists(
     the error raised.
     """
     waiting: list[T] = []
-    last = clock()
+    last = monotonic()
     try:
         with closing(items):
             for members in items:
                 waiting += members
-                if waiting and (len(waiting) >= size or clock() - last >= seconds):
-                    batch, waiting, last = waiting, [], clock()
+                if waiting and (len(waiting) >= size or monotonic() - last >= seconds):
+                    batch, waiting, last = waiting, [], monotonic()
                     yield batch
     except (Exception, KeyboardInterrupt):
         if waiting:

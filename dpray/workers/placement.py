@@ -20,6 +20,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from dpray.config.config import Config
+from dpray.config.sections import RuntimeConfig
 from dpray.types import InputError, OnProgress, Progress, Resumable
 from dpray.workers.engine import gpus_of_rank, may_grow
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 
 Bundle = dict[str, float]
-"""The resources of an actor, as Ray names them."""
+"""The resources of an actor, as Ray names them; memory is in bytes."""
+
+GIB = 2.0**30
 
 SETTLED = 5.0
 """Seconds after which a cluster that cannot grow has placed what it has room for."""
@@ -54,20 +57,28 @@ def needs(config: Config) -> Needs:
     other, share its actors."""
     runtime, names = config.runtime, config.method_names
     cpus, gpus = runtime.cpus_per_actor, runtime.gpus_per_actor or 0.0
+    memory = memory_of(runtime)
     if "aug_pe" in names and config.engine.is_local:
         # Both are there all the time, and take turns.
-        return Needs(_bundles((cpus / 2, gpus), (cpus / 2, 0.0)))
+        return Needs(_bundles(memory, (cpus / 2, gpus), (cpus / 2, 0.0)))
     if "dp_sgd" in names:
         # A rank has one GPU. The engine, which comes later, may have those of several ranks.
         others = runtime.actors - max(1, int(gpus))
-        return Needs(_bundles((cpus, gpus)), _bundles((cpus, gpus_of_rank(gpus))) * others)
+        ranks = _bundles(memory, (cpus, gpus_of_rank(gpus))) * others
+        return Needs(_bundles(memory, (cpus, gpus)), ranks)
     uses_gpus = config.engine.is_local or "aug_pe" in names
-    return Needs(_bundles((cpus, gpus if uses_gpus else 0.0)))
+    return Needs(_bundles(memory, (cpus, gpus if uses_gpus else 0.0)))
 
 
-def _bundles(*sizes: tuple[float, float]) -> tuple[Bundle, ...]:
-    """Return the bundles of so many CPUs and GPUs each. One with neither needs no place."""
-    named = ({"CPU": cpus, "GPU": gpus} for cpus, gpus in sizes)
+def memory_of(runtime: RuntimeConfig) -> float:
+    """Return the bytes of memory of an actor."""
+    return runtime.memory_per_actor * GIB
+
+
+def _bundles(memory: float, *sizes: tuple[float, float]) -> tuple[Bundle, ...]:
+    """Return the bundles of so many CPUs and GPUs each, and of so much memory. One of nothing needs
+    no place."""
+    named = ({"CPU": cpus, "GPU": gpus, "memory": memory} for cpus, gpus in sizes)
     found = ({name: amount for name, amount in each.items() if amount} for each in named)
     return tuple(bundle for bundle in found if bundle)
 
@@ -84,7 +95,10 @@ def in_words(bundles: Sequence[Bundle]) -> str:
 
 def _size(bundle: Bundle) -> str:
     return " and ".join(
-        f"{amount:g} {name}" + ("s" if amount > 1 else "") for name, amount in bundle.items()
+        f"{amount / GIB:,.10g} GiB"
+        if name == "memory"
+        else f"{amount:g} {name}" + ("s" if amount > 1 else "")
+        for name, amount in bundle.items()
     )
 
 
@@ -101,7 +115,7 @@ def fits(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> boo
     return all(
         sum(bundle.get(name, 0.0) for bundle in bundles)
         <= sum(node.get(name, 0.0) for node in nodes) + 1e-9
-        for name in ("CPU", "GPU")
+        for name in ("CPU", "GPU", "memory")
     )
 
 
@@ -124,13 +138,15 @@ class Place:
     group: PlacementGroup
     bundle: int
     cpus: float
+    memory: float
 
     def options(self, cpus: float) -> dict[str, object]:
         """Return Ray's options of an actor that would have so many CPUs anywhere else."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         strategy = PlacementGroupSchedulingStrategy(self.group, self.bundle)
-        return {"num_cpus": min(cpus, self.cpus), "scheduling_strategy": strategy}
+        cpus = min(cpus, self.cpus)
+        return {"num_cpus": cpus, "memory": self.memory, "scheduling_strategy": strategy}
 
 
 class Placement:
@@ -151,7 +167,8 @@ class Placement:
         key = "actors" if self._needs.ranks else "cpus_per_actor"
         raise InputError(
             f"runtime.{key}: the run needs {self._needs} at a time, which the cluster has no room "
-            "for; lower runtime.actors or runtime.cpus_per_actor, or add machines"
+            "for; lower runtime.actors, runtime.cpus_per_actor or runtime.memory_per_actor, or add "
+            "machines"
         )
 
     def hold(self, and_ranks: bool = False) -> None:
@@ -223,14 +240,16 @@ class Placement:
     def _place(self, number: int) -> Place | None:
         if self._group is None:
             return None
-        return Place(self._group, number, self._needs.actors[number].get("CPU", 0.0))
+        bundle = self._needs.actors[number]
+        return Place(self._group, number, bundle.get("CPU", 0.0), bundle.get("memory", 0.0))
 
     def engines(self) -> list[Place]:
         """Return the places of actors with the engine; waits for the first one."""
         first = self.engine()
         if first is None:
             return []
-        return [first, *(Place(group, 1, first.cpus) for group in self._more if self._in_pairs)]
+        others = self._more if self._in_pairs else []
+        return [first, *(Place(group, 1, first.cpus, first.memory) for group in others)]
 
     @property
     def _in_pairs(self) -> bool:
@@ -243,13 +262,14 @@ class Placement:
         others what the cluster places: sums over any number of shards are exact."""
         first = self.shard()
         self.give_back_shards()
-        bundles = _bundles((cpus, gpus))
+        memory = 0.0 if first is None else first.memory
+        bundles = _bundles(memory, (cpus, gpus))
         if first is None or not bundles:
             return [first] * most
         if self._in_pairs:
             bundles = (*bundles, self._needs.actors[0])
         self._more = _placed([_new_group(bundles) for _ in range(most - 1)], self._wait)
-        return [first, *(Place(group, 0, cpus) for group in self._more)]
+        return [first, *(Place(group, 0, cpus, memory) for group in self._more)]
 
     def give_back_shards(self) -> None:
         """Leave the places of all shards but the first one to others."""

@@ -14,9 +14,11 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
 from dpray.types import Resumable
+from dpray.workers.cluster import NeverRepeated
 from dpray.workers.failures import (
     REPEAT,
     EndedForMemory,
@@ -37,7 +39,7 @@ class Work:
     """A piece of work: the `arguments` of a worker's `accept`, and the names of the parts that are
     `left` without an outcome. None: unknown until an actor has looked at the arguments."""
 
-    arguments: tuple[Any, ...]
+    arguments: tuple[object, ...]
     left: set[Hashable] | None = None
     losses: int = 0
 
@@ -102,35 +104,42 @@ class RayActors:
     """The pool's only way to Ray: starts, calls, awaits and ends its actors. The first ones go into
     the run's `places`, and others where there is room."""
 
-    def __init__(self, actor_class: Any, *arguments: Any, places: Sequence[Place] = ()) -> None:
+    def __init__(
+        self, actor_class: NeverRepeated, *arguments: object, places: Sequence[Place] = ()
+    ) -> None:
         self._class, self._arguments = actor_class, arguments
         self._places = list(places)
-        self._taken: dict[Any, Place] = {}
+        self._taken: dict[ActorHandle[object], Place] = {}
 
-    def start(self) -> Any:
+    def start(self) -> ActorHandle[object]:
         place = self._places.pop(0) if self._places else None
-        actor = self._class.remote(*self._arguments, place=place)
+        actor: ActorHandle[object] = self._class.remote(*self._arguments, place=place)
         if place is not None:
             self._taken[actor] = place
         return actor
 
-    def call(self, actor: Any, method: str, *arguments: Any) -> Any:
-        return getattr(actor, method).remote(*arguments)
+    def call(
+        self, actor: ActorHandle[object], method: str, *arguments: object
+    ) -> ray.ObjectRef[object]:
+        call: ray.ObjectRef[object] = getattr(actor, method).remote(*arguments)
+        return call
 
-    def first_done(self, calls: list[Any], seconds: float) -> Any:
+    def first_done(
+        self, calls: list[ray.ObjectRef[object]], seconds: float
+    ) -> ray.ObjectRef[object] | None:
         """Return the first of the calls that is done or lost; None if no call ends in time."""
         done, _ = ray.wait(calls, num_returns=1, timeout=seconds, fetch_local=False)
         return done[0] if done else None
 
-    def result(self, call: Any) -> Any:
+    def result(self, call: ray.ObjectRef[object]) -> Any:
         return ray.get(call)
 
-    def end(self, actor: Any) -> None:
+    def end(self, actor: ActorHandle[object]) -> None:
         ray.kill(actor)
         if (place := self._taken.pop(actor, None)) is not None:
             self._places.insert(0, place)
 
-    def leave(self, actor: Any) -> None:
+    def leave(self, actor: ActorHandle[object]) -> None:
         """End an actor that nothing replaces; the cluster may need its place."""
         place = self._taken.get(actor)
         self.end(actor)

@@ -35,9 +35,9 @@ class Pieces:
 
     def __init__(self, ask: Callable[[], None]) -> None:
         self.ask = ask
-        self._given: SimpleQueue[Any] = SimpleQueue()
+        self._given: SimpleQueue[object] = SimpleQueue()
 
-    def give(self, piece: Any) -> None:
+    def give(self, piece: object) -> None:
         self._given.put(piece)
 
     def end(self) -> None:
@@ -107,7 +107,7 @@ class PoolActor:
             return Answer("", [], False, True, self._worker)
         return self._answer([])
 
-    def take(self, *piece: Any) -> list[Hashable]:
+    def take(self, *piece: object) -> list[Hashable]:
         """Take a piece of work, and return the names of its parts."""
         assert not isinstance(self._worker, Exception)
         names, accepted = self._worker.accept(*piece)

@@ -148,7 +148,7 @@ def record_rows(
 
 def to_row(
     where: Where,
-    row: Mapping[str, Any],
+    row: Mapping[str, object],
     data: DataConfig,
     column_values: Mapping[str, Collection[str]] | None = None,
 ) -> Row | None:
@@ -306,7 +306,7 @@ def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:
 
 def _columns(
     where: Where,
-    row: Mapping[str, Any],
+    row: Mapping[str, object],
     data: DataConfig,
     column_values: Mapping[str, Collection[str]],
 ) -> dict[str, str]:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import ray
+from ray.exceptions import ObjectLostError
 
 from dpray.config.config import Config
 from dpray.engines.base import EngineError
@@ -33,7 +34,7 @@ from dpray.types import InputError, Resumable
 from dpray.workers.cluster import never_repeated
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.engine_pool import on_pool
-from dpray.workers.failures import REPEAT, LostTooOften, kind_of, own_errors
+from dpray.workers.failures import REPEAT, LostTooOften, find_error, kind_of, own_errors
 from dpray.workers.placement import run_placement
 from dpray.workers.rows import (
     CHUNK,
@@ -136,10 +137,10 @@ class Shards(Generic[W]):
 class _Shard:
     """One shard on Ray. `start` starts its actor, which loads the `blocks`."""
 
-    def __init__(self, start: Callable[[], Any], blocks: Sequence[Any], config: Config) -> None:
+    def __init__(self, start: Callable[[], Any], blocks: Sequence[object], config: Config) -> None:
         self._start, self._blocks, self._runtime = start, blocks, config.runtime
         self._losses = 0
-        self._question: tuple[Any, ...] = ()
+        self._question: tuple[object, ...] = ()
         self._begin()
 
     def _begin(self) -> None:
@@ -150,7 +151,7 @@ class _Shard:
         if self._question:
             self._calls.append(self.actor.call.remote(*self._question))
 
-    def ask(self, method: Callable[..., Any], *arguments: Any) -> None:
+    def ask(self, method: Callable[..., object], *arguments: object) -> None:
         self._question = (method, *arguments)
         self._calls = [self.actor.call.remote(*self._question)]
 
@@ -167,9 +168,9 @@ class _Shard:
         return next((each for each in answers if isinstance(each, Exception)), answers[-1])
 
     def replace(self, lost: Exception) -> None:
-        """Begin again with another actor. Raises the error if the table repeats nothing after
-        it."""
-        if kind_of(lost).drawing is not REPEAT:
+        """Begin again with another actor. Raises the error if the table repeats nothing after it,
+        or if rows were lost, which the next attempt reads again."""
+        if kind_of(lost).drawing is not REPEAT or find_error(lost, ObjectLostError) is not None:
             raise lost
         self._losses += 1
         if self._losses > self._runtime.max_attempts:
@@ -199,7 +200,7 @@ def _answers(shards: Sequence[_Shard]) -> list[Any]:
 class ShardActor:
     """Delegates to its worker. If that cannot be made, every answer is the reason."""
 
-    def __init__(self, config: Config, worker: Callable[..., Worker], *arguments: Any) -> None:
+    def __init__(self, config: Config, worker: Callable[..., Worker], *arguments: object) -> None:
         hide_other_gpus()
         self._worker = try_to_load(lambda: worker(config, *arguments))
 
@@ -211,21 +212,21 @@ class ShardActor:
             self._worker.load(block.to_pylist())
         return None
 
-    def call(self, method: Callable[..., R], *arguments: Any) -> R | Exception:
+    def call(self, method: Callable[..., R], *arguments: object) -> R | Exception:
         if isinstance(self._worker, Exception):
             return self._worker
         with without_words():
             return method(self._worker, *arguments)
 
 
-def _blocks(config: Config) -> list[Any]:
+def _blocks(config: Config) -> list[object]:
     """Return references to blocks of rows."""
     run_placement().make_room()
     with own_errors():
         rows = ray_rows(config, partial(record_rows, data=config.data))
         if config.runtime.actors > 1:
             rows = rows.repartition(target_num_rows_per_block=CHUNK)
-        blocks: list[Any] = rows.to_arrow_refs()
+        blocks: list[object] = rows.to_arrow_refs()
         check_cut_files(data_pieces(config.data))
     return blocks
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpray.accounting.accountant import (
+    QUICK_ORDERS,
     RDP_ORDERS,
     Cost,
     bounds,
@@ -114,6 +115,8 @@ def test_gaussian_closed_form_agrees_with_its_discretised_pld() -> None:
 
 def test_the_renyi_orders_are_the_librarys() -> None:
     assert tuple(map(float, DEFAULT_RDP_ORDERS)) == RDP_ORDERS
+    # So a quick bound is never below the cost.
+    assert set(QUICK_ORDERS) <= set(RDP_ORDERS)
 
 
 def test_no_rounding_makes_a_mechanism_free() -> None:

@@ -331,12 +331,14 @@ def test_what_is_proposed_fits_the_context_and_gets_the_whole_of_it(
         )
 
 
-def test_without_a_tokenizer_the_rest_is_found(job: Job) -> None:
+def test_without_a_tokenizer_the_rest_is_found(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(model: str, length: int | None) -> Any:
         raise dpray.InputError("engine.model: owner/name is not on this machine")
 
     keys = ("method.batch_size=20",)
-    found = check_rows(dpray.load(*job([note()], *keys, method="dp_sgd")), load_codec=none)
+    config = dpray.load(*job([note()], *keys, method="dp_sgd"))
+    monkeypatch.setattr("dpray.evaluation.row_check.TextCodec", none)
+    found = check_rows(config)
     assert found["limits"] == [] and "not on this machine" in found["tokens_not_counted"]
     assert found["records"] == 1
 

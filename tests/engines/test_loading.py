@@ -22,15 +22,18 @@ def test_a_model_folder_that_is_not_there(kind: Any, model: str) -> None:
         build_engine(EngineConfig(kind=kind, model=model))
 
 
-def test_a_hub_is_asked_for_names_and_not_for_folders(tmp_path: Path) -> None:
+def test_a_hub_is_asked_for_names_and_not_for_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, str]] = []
 
     def on_hub(name: str, key: str) -> str:
         asked.append((name, key))
         return "/downloads/copy"
 
-    assert resolve_model("owner/name", on_hub) == "/downloads/copy"
-    assert resolve_model(str(tmp_path), on_hub) == str(tmp_path)
+    monkeypatch.setattr("dpray.engines.model_path.find_on_hub", on_hub)
+    assert resolve_model("owner/name") == "/downloads/copy"
+    assert resolve_model(str(tmp_path)) == str(tmp_path)
     assert asked == [("owner/name", "engine.model")]
     (tmp_path / "file").touch()
     with pytest.raises(InputError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 import dpray
-from dpray.accounting import accountant
+from dpray.accounting import accountant, bounded_range, events
 from dpray.accounting.event import Event
 from dpray.cli import run_command
 from dpray.engines import text
@@ -75,6 +76,56 @@ def test_a_comparison_composes_few_distributions_and_reads_the_tokenizer_once(
     assert len(composed) <= most
     assert len([event for event in composed if event.heaviest_part() != event]) <= most_parallel
     assert len(read) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("most", "changed"),
+    [
+        ((60, 2400, 1600), {"privacy__epsilon": 1.0}),
+        (
+            (106, 2900, 1400),
+            {
+                "privacy__epsilon": 4.0,
+                "data__public_size": 20000,
+                "data__max_records_per_unit": 5,
+                "data__unit": "who",
+            },
+        ),
+    ],
+    ids=["a record", "a person with five records"],
+)
+def test_a_comparison_with_all_keys_free_is_little_work(
+    tree: Callable[..., dict[str, Any]],
+    composed: list[Event],
+    monkeypatch: pytest.MonkeyPatch,
+    most: tuple[int, int, int],
+    changed: dict[str, Any],
+) -> None:
+    """What takes the time of a plan: distributions that are composed, steps of the recursion over
+    draws, and orders of subsampled Gaussians."""
+    steps, orders = [], []
+    one_more, library_rdp = bounded_range._Grid._one_more, events._library_rdp.__wrapped__
+
+    def counted_step(self: Any, V: Any) -> Any:
+        steps.append(self)
+        return one_more(self, V)
+
+    @functools.lru_cache(maxsize=256)
+    def counted_orders(event: Any, asked: tuple[float, ...]) -> Any:
+        orders.extend(asked)
+        return library_rdp(event, asked)
+
+    monkeypatch.setattr(bounded_range._Grid, "_one_more", counted_step)
+    monkeypatch.setattr(events, "_library_rdp", counted_orders)
+    for kept in (bounded_range._grid, bounded_range._composed_blocks, events._worse_rdp):
+        kept.cache_clear()
+    asked = tree(**changed)
+    asked["method"] |= {"records": 1000, "private_prediction": {}}
+    compare(parse_config(asked))
+    assert len(composed) <= most[0]
+    assert len(steps) <= most[1]
+    assert len(orders) <= most[2]
 
 
 @pytest.fixture

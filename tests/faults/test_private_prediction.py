@@ -41,12 +41,12 @@ from dpray.types import DprayError, InputError, Resumable, RunFailed
 from dpray.workers.failures import (
     EndedForMemory,
     Kind,
-    LostTooOften,
     is_own_failure,
     kind_of,
 )
 from dpray.workers.groups import PLACEHOLDER, group_texts
 from tests.engines.kept import Kept
+from tests.faults import driver
 
 
 def accelerator_error(number: int) -> Exception:
@@ -55,12 +55,12 @@ def accelerator_error(number: int) -> Exception:
     return error
 
 
-class Faulty(Kept):
+class Faulty(driver.Faulty):
     """The real engine, which raises `errors` one after the other, each when `after` texts of a call
     are finished; counts how often it was loaded and how many rows its groups had."""
 
     def __init__(self, engine: Engine, errors: Iterable[Exception] = (), after: int = 2) -> None:
-        super().__init__(engine)
+        super().__init__(Kept(engine), "")
         self.errors, self.after = list(errors), after
         self.loaded = 0
         self.sizes: list[int] = []
@@ -69,29 +69,19 @@ class Faulty(Kept):
         self.loaded += 1
         return self
 
+    def on_group(self, group: LockstepGroup) -> None:
+        self.sizes.append(len(group.private_prompts))
+
+    def on_text(self, finished: int) -> None:
+        if finished == self.after and self.errors:
+            raise self.errors.pop(0)
+
     def decode_lockstep(
         self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
     ) -> Iterator[LockstepResult]:
         if isinstance(groups, list):  # the device's own test, before any batch
-            yield from self.engine.decode_lockstep(groups, following)
-            return
-        batches = 0
-
-        def seen() -> Iterator[LockstepGroup]:
-            for group in groups:
-                self.sizes.append(len(group.private_prompts))
-                yield group
-
-        def counted(result: LockstepResult) -> LockstepGroup | None:
-            nonlocal batches
-            next_text = following(result)
-            batches += next_text is None
-            return next_text
-
-        for text in self.engine.decode_lockstep(seen(), counted):
-            yield text
-            if batches == self.after and self.errors:
-                raise self.errors.pop(0)
+            return self.engine.decode_lockstep(groups, following)
+        return super().decode_lockstep(groups, following)
 
 
 @pytest.fixture
@@ -305,26 +295,6 @@ def test_what_ray_ends_for_want_of_memory_has_failed(
     assert {attempt.rpartition(".")[2] for _, attempt in ledger.unfinished(run_id)} == {"lost"}
     with pytest.raises(DprayError, match=r"failed with OutOfMemoryError .*never repeated"):
         run(made, faulty)
-
-
-def test_what_is_lost_too_often_ends_the_command_at_once(
-    config: Callable[..., Config], engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its batches were repeated as often as a command may."""
-    decode = run_module.decode
-
-    def lost(*arguments: Any) -> Iterator[Any]:
-        tasks = decode(*arguments)
-        yield next(tasks)  # without outcomes: the rows are gathered
-        yield next(tasks)
-        raise LostTooOften(DeviceLost("the GPU is gone"))
-
-    made, faulty = config(), Faulty(engine)
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "decode", lost)
-        with pytest.raises(Resumable, match=r"^the GPU is gone \(3 times\)"):
-            run(made, faulty)
-    assert faulty.loaded == 1 and run(made, faulty)["batches"]["published"] == 12
 
 
 def test_an_engine_that_cannot_be_loaded_costs_nothing(

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import ray
-from ray.exceptions import OutOfMemoryError
+from ray.exceptions import ObjectLostError, OutOfMemoryError
 
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
@@ -32,15 +32,13 @@ from dpray.runs import runner
 from dpray.types import Resumable
 from dpray.workers import shards
 from dpray.workers.shards import ShardActor, Shards, Voters, _answers, _Shard, embedded
+from tests.chaos.rehearsed import METHODS
 from tests.engines.api_server import running_server
 from tests.engines.bag_of_words import BagOfWords
 from tests.faults.test_kills import kill_workers
 from tests.integration.processes import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
-
-AUG_PE = {"name": "aug_pe", "records": 4, "iterations": 2, "variations": 2, "max_tokens": 8,
-          "word_var": None}  # fmt: skip
 
 
 def dying(folder: Path, state: str, times: int) -> type:
@@ -118,7 +116,7 @@ def config(
         Path(sequences["method"]["vocabulary"]).write_text("\n".join(known))
         if method == "aug_pe":
             engine = {"kind": "openai", "model": "m", "base_url": endpoint}
-            changes = {"method": AUG_PE, "engine": engine}
+            changes = {"method": METHODS["aug_pe"], "engine": engine}
         where = "ray" if ray_address is None else "here"
         runtime = {"ray_address": ray_address, "actors": 2, "max_attempts": attempts}
         return parse_config(
@@ -257,10 +255,11 @@ def test_another_actor_without_room_is_not_waited_for_without_end() -> None:
     ray.kill(shard.actor)
 
 
-def test_what_may_be_the_rows_own_is_not_replaced() -> None:
+def test_what_may_be_the_rows_own_is_not_replaced_nor_a_shard_without_its_rows() -> None:
     actor: Any = ray.remote(num_cpus=0)(Answering)
     shard = shard_with([actor.remote])
-    for error in (OutOfMemoryError("low on memory"), ValueError("x")):
+    rows_lost: Any = ObjectLostError("0" * 56, None, "")  # type: ignore[arg-type]
+    for error in (OutOfMemoryError("low on memory"), ValueError("x"), rows_lost):
         with pytest.raises(type(error)):
             shard.replace(error)
     ray.kill(shard.actor)

@@ -44,8 +44,8 @@ from dpray.workers.engine import build_engine
 from dpray.workers.failures import (
     EndedForMemory,
     Kind,
+    LostTooOften,
     WorkerError,
-    find_error,
     is_own_failure,
     kind_of,
 )
@@ -59,6 +59,12 @@ KILLED = "Some common causes include: (1) the process was killed by the OOM kill
 
 def actor_died(message: str) -> ActorDiedError:
     return ActorDiedError(ActorDiedErrorContext(error_message=message, actor_id=b"0" * 16))
+
+
+def wrapped(error: Exception) -> Exception:
+    """As Ray raises what a task raised."""
+    found: Exception = RayTaskError("f", "Traceback\n  of several\nlines", error)
+    return found.as_instanceof_cause()  # type: ignore[attr-defined,no-any-return]
 
 
 Panic = type("PanicException", (BaseException,), {})
@@ -84,6 +90,7 @@ VERDICTS = {
 
 NO_ROOM = "output.path: no space is left on its disk, or on the ledger's; make room"
 LOW = "Ray ended a process: its machine was low on memory"
+
 
 EXAMPLES: list[tuple[BaseException, Kind, str]] = [
     (KeyboardInterrupt(), Kind.INTERRUPTED, "interrupted"),
@@ -115,6 +122,7 @@ EXAMPLES: list[tuple[BaseException, Kind, str]] = [
     (OutOfMemory("in a step"), Kind.ENGINE, "in a step"),
     (WorkerError("ValueError\nof Ray Data"), Kind.UNKNOWN, "ValueError"),
     (KeyError("Marlowe"), Kind.UNKNOWN, "KeyError"),
+    (wrapped(KeyError("Marlowe")), Kind.UNKNOWN, "KeyError"),
     (OSError(errno.EIO, "Input/output error"), Kind.UNKNOWN, "OSError"),
     (MemoryError(), Kind.UNKNOWN, "MemoryError"),
     (RuntimeError("uncorrectable ECC error; the actor died"), Kind.UNKNOWN, "RuntimeError"),
@@ -123,12 +131,6 @@ EXAMPLES: list[tuple[BaseException, Kind, str]] = [
 every_example = pytest.mark.parametrize(
     ("error", "kind", "sentence"), EXAMPLES, ids=[type(error).__name__ for error, *_ in EXAMPLES]
 )
-
-
-def wrapped(error: Exception) -> Exception:
-    """As Ray raises what a task raised."""
-    found: Exception = RayTaskError("f", "Traceback\n  of several\nlines", error)
-    return found.as_instanceof_cause()  # type: ignore[attr-defined,no-any-return]
 
 
 @every_example
@@ -224,7 +226,8 @@ def test_what_becomes_of_a_run_and_of_what_it_had_begun(
             assert isinstance(ended.value, Resumable) == (verdict == "resume")
             assert ("never repeated" in str(ended.value)) == failed
     if verdict == "fail" and drawing:
-        with pytest.raises(RunFailed, match=f"failed with {sentence_name(error)}.*never repeated"):
+        name = sentence if kind is Kind.UNKNOWN else type(error).__name__
+        with pytest.raises(RunFailed, match=f"failed with {name}.*never repeated"):
             release_with_repeats(attempts, release)
         return
     session, _ = release_with_repeats(attempts, release)
@@ -235,11 +238,21 @@ def test_what_becomes_of_a_run_and_of_what_it_had_begun(
     assert [*session.losses().values()] == lost
 
 
-def sentence_name(error: BaseException) -> str:
-    """The name that the ledger has for a failure."""
-    if find_error(error, EndedForMemory) is not None:
-        return "EndedForMemory"
-    return "ValueError" if isinstance(error, WorkerError) else type(error).__name__
+def test_what_was_lost_too_often_ends_the_command_at_once(
+    sessions: Callable[[], Session[Any]],
+) -> None:
+    """Its work was repeated as often as a command may."""
+    lost = LostTooOften(DeviceLost("a device is gone"))
+    attempts = iter([sessions(), sessions()])
+
+    def raises(session: Session[Any]) -> Release:
+        raise lost
+
+    with pytest.raises(Resumable, match=r"^a device is gone \(3 times\)"):
+        release_with_repeats(attempts, raises)
+    session = next(attempts)
+    assert kind_of(lost) is Kind.DEVICE_LOST
+    assert [*session.losses().values()] == [Kind.DEVICE_LOST.loss]
 
 
 @every_example

@@ -88,7 +88,7 @@ def test_dp_kps_counts_with_the_shards_that_have_room(
 def test_aug_pe_has_room_for_a_voter_and_an_engine(
     several: Callable[..., list[Runs]], cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (run,) = several(1, method=AUG_PE, runtime__actors=4)
+    (run,) = several(1, method=AUG_PE, runtime__actors=4, runtime__memory_per_actor=0.25)
     assert run.here(capfd, cluster.address).report["records"] == 6
     assert_charged_once(run)
 
@@ -103,7 +103,8 @@ def test_two_runs_of_aug_pe_share_a_cluster(several: Callable[..., list[Runs]]) 
 
 def test_three_runs_share_a_cluster(several: Callable[..., list[Runs]]) -> None:
     """Each would take both CPUs: two wait, and then one."""
-    three = several(3, runtime__cpus_per_actor=2, method__max_records=12)
+    keys = {"runtime__cpus_per_actor": 2, "runtime__memory_per_actor": 0.25}
+    three = several(3, method__max_records=12, **keys)
     processes = [run.start() for run in three]
     for run, process in zip(three, processes, strict=True):
         run.assert_whole(run.finish(process).report)
@@ -131,13 +132,25 @@ def test_a_storm_of_submissions_with_one_budget(
         assert (run.output / "synthetic.jsonl").exists() == (each.code == 0)
 
 
+@pytest.mark.parametrize(
+    ("key", "amount", "words"),
+    [
+        ("cpus_per_actor", 3, "1 actor, 3 CPUs"),
+        ("memory_per_actor", 2**20, "1 actor, 1 CPU and 1,048,576 GiB"),
+    ],
+)
 def test_more_than_the_cluster_has_is_refused(
-    runs: Callable[..., Runs], cluster: Cluster, capfd: pytest.CaptureFixture[str]
+    runs: Callable[..., Runs],
+    cluster: Cluster,
+    capfd: pytest.CaptureFixture[str],
+    key: str,
+    amount: int,
+    words: str,
 ) -> None:
-    run = runs(runtime__cpus_per_actor=3).with_fault("none")
+    run = runs(**{f"runtime__{key}": amount}).with_fault("none")
     ended = run.here(capfd, cluster.address)
     assert ended.code == 2, ended.err
-    assert "runtime.cpus_per_actor" in ended.err and "1 actor, 3 CPUs" in ended.err
+    assert f"runtime.{key}" in ended.err and words in ended.err
     assert "nothing was charged" in ended.err
     assert not has_ledger(run)
 

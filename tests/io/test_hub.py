@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,15 +39,35 @@ def a_hub(status: int, error_code: str = "") -> Iterator[str]:
         server.server_close()
 
 
-def asked(endpoint: str, downloads: Path, key: str = "engine.model", patience: float = 30) -> str:
-    return find_on_hub("owner/name", key, endpoint=endpoint, downloads=downloads, patience=patience)
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
+    """Ask the hub at an address for a model; `tmp_path` has what was downloaded before."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+    def asked(endpoint: str, key: str = "engine.model", patience: float = 30) -> str:
+        be_asked(monkeypatch, endpoint, patience)
+        return find_on_hub("owner/name", key)
+
+    return asked
 
 
-def test_a_model_that_the_hub_has_keeps_its_name(tmp_path: Path) -> None:
+def be_asked(monkeypatch: pytest.MonkeyPatch, endpoint: str, patience: float = 30) -> None:
+    """Make a hub the one that is asked, and forget what others answered."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+        endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    monkeypatch.setattr("dpray.io.hub.PATIENCE", patience)
+    find_on_hub.cache_clear()
+    check_dataset.cache_clear()
+
+
+def test_a_model_that_the_hub_has_keeps_its_name(ask: Callable[..., str]) -> None:
     with a_hub(200) as endpoint:
-        assert asked(endpoint, tmp_path) == "owner/name"
+        assert ask(endpoint) == "owner/name"
     with a_hub(404, "EntryNotFound") as endpoint:  # the model is there, without the file
-        assert asked(endpoint, tmp_path) == "owner/name"
+        assert ask(endpoint) == "owner/name"
 
 
 @pytest.mark.parametrize(
@@ -59,36 +79,40 @@ def test_a_model_that_the_hub_has_keeps_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_refusal_is_said_as_what_it_is(
-    tmp_path: Path, status: int, error_code: str, words: str
+    ask: Callable[..., str], status: int, error_code: str, words: str
 ) -> None:
     with a_hub(status, error_code) as endpoint, pytest.raises(InputError) as caught:
-        asked(endpoint, tmp_path)
+        ask(endpoint)
     message = str(caught.value)
     assert message.startswith("engine.model: owner/name is not on this machine, and the hub ")
     assert words in message and "smollm2" in message and "local folder" in message
 
 
-def test_a_hub_that_never_answers(tmp_path: Path) -> None:
+def test_a_hub_that_never_answers(ask: Callable[..., str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and no more
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         before = monotonic()
         with pytest.raises(InputError, match=r"cannot be reached; give a local folder$"):
-            asked(endpoint, tmp_path, "embedder.model", patience=0.2)
+            ask(endpoint, "embedder.model", patience=0.2)
     # Five tries with pauses between them take more than 24 seconds.
     assert monotonic() - before < 20
     assert PATIENCE < 10
 
 
-def test_a_data_set_of_a_hub() -> None:
+def test_a_data_set_of_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     with a_hub(200) as endpoint:
-        check_dataset("hf://owner/name#test", endpoint, 30)
+        be_asked(monkeypatch, endpoint)
+        check_dataset("hf://owner/name#test")
     with a_hub(401, "RepoNotFound") as endpoint:
+        be_asked(monkeypatch, endpoint)
         message = "^hf://owner/name#test: the hub .* has none of this name.*give its folder$"
         with pytest.raises(InputError, match=message):
-            check_dataset("hf://owner/name#test", endpoint, 30)
+            check_dataset("hf://owner/name#test")
 
 
-def test_a_copy_that_was_downloaded_before_needs_no_hub(tmp_path: Path) -> None:
+def test_a_copy_that_was_downloaded_before_needs_no_hub(
+    tmp_path: Path, ask: Callable[..., str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     model, commit = tmp_path / "models--owner--name", "0" * 40
@@ -97,4 +121,4 @@ def test_a_copy_that_was_downloaded_before_needs_no_hub(tmp_path: Path) -> None:
     (copy / "config.json").write_text("{}")
     (model / "refs").mkdir()
     (model / "refs" / "main").write_text(commit)
-    assert asked(f"http://127.0.0.1:{port}", tmp_path) == str(copy)
+    assert ask(f"http://127.0.0.1:{port}") == str(copy)

@@ -129,11 +129,14 @@ def test_a_fingerprint_is_of_all_contents_in_order(tmp_path: Path) -> None:
     assert file_digests("hf://owner/name") == [b"hf://owner/name"]
 
 
-def test_files_are_hashed_with_a_report_that_may_end_it(tmp_path: Path) -> None:
+def test_files_are_hashed_with_a_report_that_may_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpray.io.file_list.REPORT_SECONDS", 0.001)
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_bytes(name.encode() * 30_000_000)
     shares: list[float] = []
-    digests = file_digests(str(tmp_path), shares.append, every=0.001)
+    digests = file_digests(str(tmp_path), shares.append)
     assert digests == [hashlib.sha256(name.encode() * 30_000_000).digest() for name in "ab"]
     assert shares == sorted(shares) and all(0 <= share <= 1 for share in shares)
     assert len(set(shares)) > 1
@@ -142,7 +145,7 @@ def test_files_are_hashed_with_a_report_that_may_end_it(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        file_digests(str(tmp_path), stop, every=0.001)
+        file_digests(str(tmp_path), stop)
 
 
 LINES = st.lists(st.sampled_from(['{"n": 1}', '{"text": "é"}', "", "  ", "\u00a0", " {}"]))

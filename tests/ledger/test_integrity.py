@@ -13,12 +13,13 @@ import sqlalchemy as sa
 
 from dpray.accounting import accountant
 from dpray.accounting.composed_events import SelfComposed, event_from_json
-from dpray.accounting.event import canonical_json
+from dpray.accounting.event import accountant_version, canonical_json
 from dpray.accounting.events import DiscreteLaplace, Gaussian, PoissonSubsampledGaussian
+from dpray.ledger import queries
 from dpray.ledger.account import Account
-from dpray.ledger.chain import Entry
+from dpray.ledger.chain import Chain, Entry
 from dpray.ledger.ledger import Ledger
-from dpray.ledger.store import parse_url
+from dpray.ledger.store import Store, parse_url
 from dpray.types import Budget, BudgetRefused, InputError, LedgerError
 from tests.ledger.charges import SHA, STATED_FOR, reserve
 
@@ -145,6 +146,7 @@ def test_a_charge_that_an_older_version_made_is_no_problem(
     event = SelfComposed(PoissonSubsampledGaussian(0.01, 4.0), 1000)
     monkeypatch.setattr(accountant, "FFT_ROUNDING", 0.0)
     accountant.cost.cache_clear()
+    monkeypatch.setattr("dpray.ledger.transaction.accountant_version", lambda: "1")
     old = accountant.cost(event, 1e-6)
     ledger.create_dataset("old", Budget(1.0, 1e-6), *STATED_FOR)
     ledger.reserve("old", {"run-3": (event, Budget(old.epsilon, 1e-6))}, *STATED_FOR)
@@ -152,6 +154,47 @@ def test_a_charge_that_an_older_version_made_is_no_problem(
     accountant.cost.cache_clear()
     assert accountant.cost(event, 1e-6).epsilon > old.epsilon * (1 + 1e-9)
     assert ledger.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("by", "share", "is_seen"),
+    [
+        ({"accountant": accountant_version()}, 1 - 5e-10, False),
+        ({"accountant": accountant_version()}, 1 - 2e-9, True),
+        ({"accountant": "another"}, 1 - 0.019, False),
+        ({"accountant": "another"}, 1 - 0.021, True),
+        ({}, 1 - 0.019, False),
+        ({}, 1 - 0.021, True),
+    ],
+)
+def test_verify_sees_a_charge_below_its_price(
+    ledger: Ledger, url: str, by: dict[str, str], share: float, is_seen: bool
+):
+    """The whole chain is written by hand. Another version's bounds may be a little smaller."""
+    event = SelfComposed(PoissonSubsampledGaussian(0.01, 4.0), 1000)
+    asked = Budget(accountant.cost(event, 1e-6).epsilon * share, 1e-6)
+    ledger.create_dataset("own", Budget(1.0, 1e-6), *STATED_FOR)
+    [created] = [row for row in ledger.export() if row["dataset"] == "own"]
+    chain = Chain("own", 1, created["hash"])
+    terms = dict(zip(("privacy_unit", "neighboring_relation"), STATED_FOR, strict=True))
+    chain.append("reserve", "run-9", {"event": event.to_json(), **vars(asked), **terms, **by})
+    store = Store(url, create=False)
+    with store.begin() as connection:
+        connection.execute(queries.INSERT, [vars(entry) for entry in chain.added])
+        connection.execute(queries.SET_END, [{"own": "own", **chain.end}])
+    store.close()
+    problems = Ledger.open(url).verify()
+    assert [problem for problem in problems if "does not cover its event" in problem] == problems
+    assert bool(problems) == is_seen
+
+
+def test_a_run_that_an_older_version_charged_goes_on(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("dpray.ledger.transaction.accountant_version", lambda: "1")
+    entry = reserve(ledger, "run-3")
+    monkeypatch.undo()
+    assert reserve(ledger, "run-3") == entry
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,11 @@ def test_a_symbolic_link_is_no_second_name(ledger: Path):
     assert by_link.account("notes").spent.epsilon == 1.0
 
 
-def mounts() -> list[tuple[str, str]]:
+@pytest.fixture
+def mounts(monkeypatch: pytest.MonkeyPatch) -> None:
     points = ("/", "/data/ledger.db", "/data/a b\\c.db", "/mnt/folder")
-    return [(point, "ext4") for point in points]
+    found = [(point, "ext4") for point in points]
+    monkeypatch.setattr("dpray.io.files.mounted", lambda: found)
 
 
 @pytest.mark.parametrize(
@@ -159,19 +161,21 @@ def mounts() -> list[tuple[str, str]]:
         ("/host/ledger.db", False),
     ],
 )
+@pytest.mark.usefixtures("mounts")
 def test_a_file_that_is_mounted_alone_is_refused(path: str, alone: bool):
-    assert is_mounted_alone(path, mounts) == alone
+    assert is_mounted_alone(path) == alone
     if alone:
         with pytest.raises(InputError, match=r"mounted as a single file: .*mount the folder"):
-            parse_url(f"sqlite:///{path}", mounts)
+            parse_url(f"sqlite:///{path}")
     else:
-        assert parse_url(f"sqlite:///{path}", mounts).database == path
+        assert parse_url(f"sqlite:///{path}").database == path
 
 
+@pytest.mark.usefixtures("mounts")
 def test_a_link_to_a_file_that_is_mounted_alone_is_refused(tmp_path: Path):
     link = tmp_path / "link.db"
     link.symlink_to("/data/ledger.db")
-    assert is_mounted_alone(str(link), mounts)
+    assert is_mounted_alone(str(link))
 
 
 def test_making_a_ledger_anew_keeps_the_locks_of_one_that_is_open(ledger: Path):

@@ -113,16 +113,16 @@ MOUNTS = [
         ("/mnt/host/ledger.db", "9p"),
     ],
 )
-def test_a_network_file_system_is_refused(path: str, kind: str | None):
-    def mounts() -> list[tuple[str, str]]:
-        return MOUNTS
-
-    assert network_file_system(path, mounts) == kind
+def test_a_network_file_system_is_refused(
+    monkeypatch: pytest.MonkeyPatch, path: str, kind: str | None
+):
+    monkeypatch.setattr("dpray.io.files.mounted", lambda: MOUNTS)
+    assert network_file_system(path) == kind
     if kind is None:
-        assert parse_url(f"sqlite:///{path}", mounts).database == path
+        assert parse_url(f"sqlite:///{path}").database == path
     else:
         with pytest.raises(InputError, match=rf"network file system \({kind}\)") as refused:
-            parse_url(f"sqlite:///{path}", mounts)
+            parse_url(f"sqlite:///{path}")
         assert refused.value.exit_code == 2
 
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -17,8 +18,7 @@ import yaml
 
 import dpray
 from dpray.cli import run_command
-from dpray.io.hub import upload_dataset
-from dpray.report.card import CARD, CROISSANT, RELEASED, SHEET, share
+from dpray.report.card import CARD, CROISSANT, SHEET, share
 from dpray.types import InputError
 from tests.conftest import ROOT
 from tests.report.hub import NAME, TOKEN, Hub, serving
@@ -74,11 +74,18 @@ def of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no token"))
 
 
-def refusal(run_dir: Path, hub: Hub | str, name: str = NAME, **options: object) -> str:
-    """Return the message of a refused upload, which holds no token."""
+def shared(run_dir: Path, hub: Hub | str, repository: str = NAME, **options: Any) -> Any:
+    """Share a release by this hub."""
     endpoint = hub if isinstance(hub, str) else hub.url
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+        return share(run_dir, repository, **options)
+
+
+def refusal(run_dir: Path, hub: Hub | str, name: str = NAME, **options: Any) -> str:
+    """Return the message of a refused upload, which holds no token."""
     with pytest.raises(InputError) as caught:
-        share(run_dir, name, endpoint=endpoint, **options)  # type: ignore[arg-type]
+        shared(run_dir, hub, name, **options)
     message = str(caught.value)
     assert TOKEN not in message and "\n" not in message
     return message
@@ -86,7 +93,7 @@ def refusal(run_dir: Path, hub: Hub | str, name: str = NAME, **options: object) 
 
 def test_the_released_files_arrive_and_nothing_else(run_dir: Path, tmp_path: Path) -> None:
     with serving() as hub:
-        paths, url = share(run_dir, NAME, license="cc-by-4.0", endpoint=hub.url)
+        paths, url = shared(run_dir, hub, license="cc-by-4.0")
     assert url == f"{hub.url}/datasets/{NAME}" and hub.private and hub.commits == 1
     assert paths == [run_dir / name for name in (CARD, CROISSANT, SHEET)]
     table = {"table.jsonl", "table.parquet"}
@@ -104,16 +111,16 @@ def test_the_released_files_arrive_and_nothing_else(run_dir: Path, tmp_path: Pat
 
 def test_a_second_upload_replaces_the_first_one(run_dir: Path) -> None:
     with serving() as hub:
-        share(run_dir, NAME, endpoint=hub.url)
+        shared(run_dir, hub)
         hub.files["LICENSE"] = b"ours"
         for name in ("table.jsonl", "table.parquet", "model/config.json"):
             (run_dir / name).unlink()
-        share(run_dir, NAME, name="notes again", endpoint=hub.url)
+        shared(run_dir, hub, name="notes again")
         assert {*hub.files} == TEXTS | MODEL - {"model/config.json"} | {"LICENSE"}
         assert b"notes again" in hub.files[CARD] and b"`model/` is" in hub.files[CARD]
         # A run without a model in the same folder: the model there is of an earlier release.
         (run_dir / "privacy_report.json").write_text(json.dumps(a_report(epsilon=1.0)))
-        share(run_dir, NAME, endpoint=hub.url)
+        shared(run_dir, hub)
     assert {*hub.files} == TEXTS | {"LICENSE"} and b"`model/` is" not in hub.files[CARD]
 
 
@@ -174,10 +181,8 @@ def test_a_hub_that_cannot_be_reached_or_does_not_answer(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and no more
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(InputError, match="cannot be reached"):
-            upload_dataset(
-                run_dir, [], NAME, public=False, patterns=RELEASED, endpoint=endpoint, patience=0.2
-            )
+        monkeypatch.setattr("dpray.io.hub.PATIENCE", 0.2)
+        assert "cannot be reached" in refusal(run_dir, endpoint)
     assert "cannot be reached" in refusal(run_dir, endpoint)
     message = refusal(run_dir, endpoint.replace("//", "//nurse:s3cret@"))
     assert "s3cret" not in message and f"the hub {endpoint} cannot" in message
@@ -198,7 +203,7 @@ def test_a_data_set_that_is_there_is_as_was_asked_and_of_dpray(run_dir: Path) ->
         assert hub.commits == 0
         del hub.files["README.md"]
         hub.files[".gitattributes"] = b""
-        share(run_dir, NAME, endpoint=hub.url)
+        shared(run_dir, hub)
     assert hub.commits == 1 and ".gitattributes" in hub.files
 
 
@@ -206,7 +211,7 @@ def test_a_public_release_needs_a_licence(run_dir: Path) -> None:
     with serving() as hub:
         assert refusal(run_dir, hub, public=True).startswith("--license: ")
         assert hub.asked == []
-        share(run_dir, NAME, public=True, license="cc-by-4.0", endpoint=hub.url)
+        shared(run_dir, hub, public=True, license="cc-by-4.0")
     assert hub.private is False and b"license: cc-by-4.0" in hub.files[CARD]
 
 

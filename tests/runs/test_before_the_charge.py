@@ -19,7 +19,7 @@ from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.registry import make_plan
 from dpray.types import Budget, DprayError, InputError
-from tests.engines.api_server import running_server
+from tests.engines.api_server import SLOW, running_server
 from tests.engines.bag_of_words import BagOfWords
 
 
@@ -161,21 +161,36 @@ def test_no_public_file_is_the_private_one(
         assert "Marlowe" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("status", "code"), [(429, 4), (503, 4), (401, 2), (404, 2), (400, 2)])
-def test_an_endpoint_that_is_busy_may_be_asked_again(
+@pytest.mark.parametrize(
+    ("fault", "code", "why"),
+    [
+        (429, 4, "HTTP status 429"),
+        (503, 4, "HTTP status 503"),
+        (0, 4, r"\(APIConnectionError\)"),
+        (SLOW, 4, r"\(APITimeoutError\)"),
+        (401, 2, "HTTP status 401"),
+        (404, 2, "HTTP status 404"),
+        (400, 2, "HTTP status 400"),
+    ],
+    ids=["busy", "down", "lost", "late", "the key", "the path", "the call"],
+)
+def test_an_endpoint_that_is_busy_or_lost_may_be_asked_again(
     settings: Callable[..., dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
-    status: int,
+    fault: Any,
     code: int,
+    why: str,
 ) -> None:
     monkeypatch.setattr("dpray.workers.shards.SentenceTransformerEmbedder", BagOfWords)
     with running_server() as server:
-        server.faults = [status] * 99
+        server.faults = [fault] * 99
         engine = {"kind": "openai", "model": "m", "base_url": server.url, "attempts": 2}
+        if fault is SLOW:
+            engine["timeout"] = 0.2
         config = parse_config(settings(**TEXTS, engine=engine))
         with closing(Ledger.create_or_open(config.privacy.ledger)) as ledger:
             ledger.create_dataset("notes", Budget(100, 1e-3), "record", "add_or_remove_one")
-            with pytest.raises(DprayError, match=f"HTTP status {status}") as refused:
+            with pytest.raises(DprayError, match=why) as refused:
                 methods.run(config)
             assert ledger.account("notes").spent.epsilon == 0
         assert len(server.requests) == (2 if code == 4 else 1)

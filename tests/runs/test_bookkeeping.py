@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.exceptions import RayTaskError, WorkerCrashedError
+from ray.exceptions import WorkerCrashedError
 
 from dpray.cli import interrupt_on_sigterm
 from dpray.config.config import Config
@@ -200,21 +200,6 @@ def session_of(run: Config) -> Iterator[Session[Any]]:
         ledger.create_dataset("notes", cost, *unit)
         ledger.reserve("notes", {"run": (plan.dp_event, cost)}, *unit)
         yield Session(plan, folder, ledger, "run", "0" * 32, lambda progress: None, build_engine)
-
-
-def test_a_mechanism_that_raised_on_ray_is_never_repeated(config: Callable[..., Config]) -> None:
-    """Ray raises a class of its own for it, `RayTaskError(KeyError)`, which is no class's name."""
-
-    def raises() -> Any:
-        found: Any = RayTaskError("call", "Traceback", KeyError("Marlowe"))
-        raise found.as_instanceof_cause()
-
-    with session_of(config()) as session:
-        with pytest.raises(KeyError):
-            session.publish_once("counts", raises)
-        assert dict(session.ledger.failed("run"))["counts"][1] == "KeyError"
-        with pytest.raises(DprayError, match=r"counts failed with KeyError.* never repeated"):
-            session.publish_once("counts", dict)
 
 
 @pytest.mark.parametrize("fault", [KeyError("Marlowe"), DprayError("an engine actor failed")])

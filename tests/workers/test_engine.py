@@ -135,7 +135,7 @@ def test_a_rank_uses_one_gpu() -> None:
 
 @pytest.mark.parametrize(("gpus", "asked"), [(0.0, {"CPU": 4.0}), (1.0, {"CPU": 4.0, "GPU": 1.0})])
 def test_ranks_are_on_gpus_where_they_have_some(gpus: float, asked: dict[str, float]) -> None:
-    made = scaling(2, gpus, 4.0)
+    made = scaling(2, gpus, 4.0, 0.0)
     assert (made.num_workers, made.use_gpu, made.resources_per_worker) == (2, gpus > 0, asked)
 
 

@@ -110,10 +110,13 @@ def steps_of(events: list[Any]) -> Generator[list[Any]]:
         yield event
 
 
-def test_outcomes_of_many_steps_are_handed_on_together_and_none_waits_long() -> None:
+def test_outcomes_of_many_steps_are_handed_on_together_and_none_waits_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     times = iter([0, 1, 1.9, 2, 2, 3, 4, 4])
     steps = steps_of([["a"], ["b"], ["c"], [], ["d"], []])
-    found = list(outcome_lists(steps, 512, seconds=2, clock=lambda: next(times)))
+    monkeypatch.setattr("dpray.workers.groups.monotonic", lambda: next(times))
+    found = list(outcome_lists(steps, 512, seconds=2))
     assert found == [["a", "b", "c"], ["d"]]
 
 

@@ -29,6 +29,11 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
         ({}, "1 actor, 1 CPU"),
         ({"runtime__cpus_per_actor": 4, "runtime__gpus_per_actor": 1}, "1 actor, 4 CPUs and 1 GPU"),
         ({"runtime__cpus_per_actor": 0}, ""),
+        ({"runtime__memory_per_actor": 1.5}, "1 actor, 1 CPU and 1.5 GiB"),
+        (
+            {"method": DP_SGD, "runtime__memory_per_actor": 16, "runtime__gpus_per_actor": 1},
+            "8 actors, 1 CPU and 1 GPU and 16 GiB each",
+        ),
         ({"method": AUG_PE}, "2 actors, 0.5 CPU each"),
         (
             {"method": AUG_PE, "runtime__gpus_per_actor": 1},
@@ -67,7 +72,7 @@ def test_a_chain_needs_what_the_more_demanding_method_needs(
     assert str(needs(parse_config(tree))) == "2 actors, 0.5 CPU each"
 
 
-NODES = [{"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}]
+NODES = [{"CPU": 2.0, "memory": 8.0}, {"CPU": 2.0, "GPU": 1.0, "memory": 8.0}]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +82,8 @@ NODES = [{"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}]
         ([{"CPU": 2.0}] * 3, False),
         ([{"CPU": 4.0}], False),  # none has CPUs of two machines
         ([{"CPU": 0.1}] * 40, True),
+        ([{"CPU": 0.1, "memory": 3.0}] * 4, True),
+        ([{"CPU": 0.1, "memory": 3.0}] * 5, False),
         ([{"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0}], True),
         ([{"CPU": 1.0, "GPU": 1.0}] * 2, False),
         ([{"CPU": 1.0, "GPU": 0.5}] * 2, True),

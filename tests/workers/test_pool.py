@@ -307,7 +307,7 @@ def test_the_first_actors_and_what_replaces_them_have_the_places_of_the_run(
 ) -> None:
     killed: list[int] = []
     monkeypatch.setattr("ray.kill", killed.append)
-    started, place = Started(), Place(None, 0, 1.0)
+    started, place = Started(), Place(None, 0, 1.0, 0.0)
     actors = RayActors(started, places=[place])
     first = actors.start()
     actors.start()
@@ -327,7 +327,7 @@ def test_a_place_that_nothing_needs_any_more_is_given_back(monkeypatch: pytest.M
             return True
 
     monkeypatch.setattr("dpray.workers.pool.run_placement", Placement)
-    started, place = Started(), Place(None, 0, 1.0)
+    started, place = Started(), Place(None, 0, 1.0, 0.0)
     actors = RayActors(started, places=[place])
     actors.leave(actors.start())
     assert left == [place]

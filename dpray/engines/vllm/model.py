@@ -16,6 +16,7 @@ import secrets
 import warnings
 from collections.abc import Iterable, Sequence
 from itertools import count
+from types import ModuleType
 from typing import Any
 
 from dpray.config.sections import EngineConfig
@@ -80,7 +81,7 @@ def vllm_options(config: EngineConfig, *, on_gpu: bool, needed: int = 0) -> dict
     }
 
 
-def take_invariant_kernels(vllm: Any) -> bool:
+def take_invariant_kernels(vllm: ModuleType) -> bool:
     """Set vLLM's batch-invariant mode if the device has it; return whether it is in force."""
     platform = vllm.platforms.current_platform
     if not (platform.is_cuda() and platform.has_device_capability(80)):
@@ -139,7 +140,9 @@ class VllmModel(TextCodec):
         self.serial = count()
         """The numbers of requests and groups; each is used once."""
 
-    def _load(self, vllm: Any, model: str, block_size: int, options: dict[str, Any]) -> Any:
+    def _load(
+        self, vllm: ModuleType, model: str, block_size: int, options: dict[str, object]
+    ) -> Any:
         try:
             return vllm.LLM(
                 model,
@@ -255,7 +258,7 @@ class VllmModel(TextCodec):
         """Return the number of KV cache blocks of a row of `tokens` tokens."""
         return sum(-(-tokens // size) for size in self.block_sizes)
 
-    def ask_workers(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+    def ask_workers(self, method: str, *arguments: object) -> list[dict[str, Any]]:
         """Return what each rank answers, the first one's first."""
         try:
             answers: list[dict[str, Any]] = self.llm.collective_rpc(method, args=arguments)
@@ -269,7 +272,7 @@ class VllmModel(TextCodec):
         gc.collect()
 
 
-def _import_vllm() -> Any:
+def _import_vllm() -> ModuleType:
     os.environ.update(ENVIRONMENT | _IN_PROCESS)
     # vLLM warns of what is no news here before it reads its environment.
     logging.getLogger("vllm").setLevel(logging.CRITICAL)

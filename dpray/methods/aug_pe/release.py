@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -73,7 +72,7 @@ class PublishedVotes:
         name = vote_name(t)
         return Checkpoint(**self.session.publish_once(name, self.hold, t, S, phi_ND))
 
-    def hold(self, t: int, S: Population, phi_ND: Mapping[str, Embeddings]) -> dict[str, Any]:
+    def hold(self, t: int, S: Population, phi_ND: Mapping[str, Embeddings]) -> dict[str, object]:
         noisy = noisy_votes(self.voters, self.session.plan.votes, phi_ND)
         return asdict(Checkpoint(t, S, {label: votes.tolist() for label, votes in noisy.items()}))
 

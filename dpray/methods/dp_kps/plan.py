@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -217,33 +222,50 @@ def read_vocabulary(path: str | Path, stop_words: str = "keep") -> list[str]:
     return list(read_counts(path, stop_words))
 
 
-def read_counts(path: str | Path, stop_words: str = "keep") -> dict[str, int | None]:
+def read_counts(path: str | Path, stop_words: str = "keep") -> Mapping[str, int | None]:
     """Return the terms of `read_vocabulary`, each with its public count or None."""
-    terms: dict[str, tuple[str, int | None]] = {}
     try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError:
-                    raise InputError(
-                        f"method.vocabulary: {path}, line {number}: the bytes are not valid UTF-8"
-                    ) from None
-                first, _, rest = text.partition("\t")
-                term, count = " ".join(first.split()), rest.strip()
-                if term:
-                    folded = unicodedata.normalize("NFC", term.casefold())
-                    known = count.isdecimal() and len(count) <= MOST_DIGITS
-                    terms.setdefault(folded, (term, int(count) if known else None))
+        state = os.stat(path)
+        return _counts_of_file(str(path), (state.st_mtime_ns, state.st_size), stop_words)
     except OSError as error:
         reason = error.strerror or "cannot be read"
         raise InputError(f"method.vocabulary: {path}: {reason}") from None
-    if stop_words == "english":
-        # Imported late: it takes a second.
-        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
-        for word in ENGLISH_STOP_WORDS:
+
+@lru_cache(maxsize=1)
+def _counts_of_file(path: str, state: tuple[int, int], stop_words: str) -> Mapping[str, int | None]:
+    """Return the terms of a file in this `state`; a plan asks for them twice."""
+    terms: dict[str, tuple[str, int | None]] = {}
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise InputError(
+                    f"method.vocabulary: {path}, line {number}: the bytes are not valid UTF-8"
+                ) from None
+            first, _, rest = text.partition("\t")
+            term, count = " ".join(first.split()), rest.strip()
+            if term:
+                folded = unicodedata.normalize("NFC", term.casefold())
+                known = count.isdecimal() and len(count) <= MOST_DIGITS
+                terms.setdefault(folded, (term, int(count) if known else None))
+    if stop_words == "english":
+        for word in english_stop_words():
             terms.pop(word, None)
     if not terms:
         raise InputError(f"method.vocabulary: {path}: there is no term in the file")
-    return dict(terms.values())
+    return MappingProxyType(dict(terms.values()))
+
+
+def english_stop_words() -> frozenset[str]:
+    """Return scikit-learn's English stop words, from the file that has them and nothing else."""
+    package = find_spec("sklearn")
+    assert package is not None and package.origin is not None
+    file = Path(package.origin).parent / "feature_extraction" / "_stop_words.py"
+    if file.is_file():
+        return frozenset(run_path(str(file))["ENGLISH_STOP_WORDS"])
+    # A version that has them elsewhere. Imported late: it takes half a second.
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+    return frozenset(ENGLISH_STOP_WORDS)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +76,7 @@ def vocabulary(session: DpKpsSession) -> list[str]:
 
 def noisy_terms(
     session: DpKpsSession, shards: Shards[VocabularyShard], terms_V: Sequence[str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     exact_V = total_counts(shards)
     chosen = session.plan.method.noisy_vocabulary(exact_V, session.public_generator("ties"))
     return {"terms": [terms_V[term_id] for term_id in chosen]}
@@ -96,7 +95,7 @@ def densities(
     return {label: np.array(sums, dtype=dtype) for label, sums in found["sums"].items()}
 
 
-def noisy_densities(method: DpKps, shards: Shards[DensityShard]) -> dict[str, Any]:
+def noisy_densities(method: DpKps, shards: Shards[DensityShard]) -> dict[str, object]:
     noisy = {label: method.noisy_sums(sums) for label, sums in total_sums(shards).items()}
     return {"sums": {label: sums.tolist() for label, sums in noisy.items()}}
 

@@ -66,7 +66,7 @@ class CanaryTable(nn.Module):
         nn.init.zeros_(self.table.weight)
         self.register_buffer("scale", torch.tensor([gradient, -gradient]))
 
-    def forward(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
+    def forward(self, input_ids: torch.Tensor, **_: object) -> SimpleNamespace:
         # At 0 both tokens are equally likely, and the loss falls by `gradient` a unit.
         return SimpleNamespace(logits=self.table(input_ids) * self.scale)
 

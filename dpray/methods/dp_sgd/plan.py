@@ -70,7 +70,7 @@ class DpSgdPlan(Plan):
     codes: ControlCodes
     schema: Schema | None = None
 
-    def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
+    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Any]:
         """Load the model as it is tuned. An engine that cannot load the tuned one costs nothing:
         the tuned model is kept, and its texts are free."""
         return partial(load_untuned, self.config.engine, self.settings, self.codes)

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -49,7 +48,7 @@ from dpray.runs.session import Release, Session
 from dpray.types import Budget, BudgetRefused, DprayError
 from dpray.workers.engine import gpus_of_rank, with_absolute_model
 from dpray.workers.failures import own_errors
-from dpray.workers.placement import run_placement
+from dpray.workers.placement import memory_of, run_placement
 from dpray.workers.rows import (
     WITH_COLUMNS,
     Row,
@@ -94,7 +93,7 @@ def release(session: DpSgdSession) -> Release:
     return Release(records, report(session, files, sum(lost)), released_folder(session))
 
 
-def train(session: DpSgdSession) -> dict[str, Any]:
+def train(session: DpSgdSession) -> dict[str, object]:
     """Make all steps that are not made yet; return the files to release with their SHA-256."""
     charge_repeats(session)
     tuned, steps = tuned_folder(session), session.plan.method.steps
@@ -146,6 +145,7 @@ def run_training(session: DpSgdSession, training: Training, show: OnStep) -> Non
             scratch=str(session.folder.private.resolve() / RAY_TRAIN),
             gpus_per_worker=gpus_of_rank(runtime.gpus_per_actor or 0.0),
             cpus_per_worker=runtime.cpus_per_actor,
+            memory_per_worker=memory_of(runtime),
             wait=runtime.wait,
         )
 
@@ -282,13 +282,13 @@ def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> li
         )
 
 
-def to_record(text: str, values: Mapping[str, str], data: DataConfig) -> dict[str, Any]:
+def to_record(text: str, values: Mapping[str, str], data: DataConfig) -> dict[str, object]:
     """Return a released record; the values of control columns except the label's are in
     `control`."""
     control = {column: value for column, value in values.items() if column != data.label}
     name = values.get(data.label or "")
     label = None if name is None else data.released_label(name)
-    record: dict[str, Any] = {"text": text, "label": label}
+    record: dict[str, object] = {"text": text, "label": label}
     return record | ({"control": control} if control else {})
 
 

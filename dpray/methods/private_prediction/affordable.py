@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dpray.accounting.accountant import calibrate
 from dpray.config.sections import EngineConfig
@@ -118,7 +118,7 @@ class BatchMemory:
         """Return the number of parts in which a batch of `rows` rows is decoded."""
         return -(-rows // self.rows_at_once)
 
-    def summary(self, rows: int) -> dict[str, Any]:
+    def summary(self, rows: int) -> dict[str, object]:
         return {
             "row_tokens": self.row_tokens,
             "text_room": self.text_room,

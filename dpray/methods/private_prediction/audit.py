@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -307,7 +306,7 @@ def _in_lockstep(group: LockstepGroup, logits: Logits) -> LockstepResult:
 
 
 @torch.inference_mode()
-def _nears(mechanism: Mapping[str, Any], queries: list[Logits]) -> int:
+def _nears(mechanism: Mapping[str, object], queries: list[Logits]) -> int:
     """Count the answers before the first "far", or all if there is none."""
     selector = PrivateTokenSelector(mechanism, new_key())
     for logits in queries:

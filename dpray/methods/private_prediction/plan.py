@@ -460,12 +460,12 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
     def pays(each: PrivatePredictionSettings, texts: int) -> bool:
         return affords(replace(base, settings=each), texts)
 
-    # A smaller clip costs less whatever the batches are.
-    least = min(each.clip_bound for each in candidates)
-    cheapest = [each for each in candidates if each.clip_bound == least]
-    tried = candidates if any(pays(each, wanted) for each in cheapest) else []
-    best = next(filter(None, (plan_of(each) for each in tried if pays(each, wanted))), None)
-    best = best or _most(cheapest, pays, plan_of)
+    found = _largest_clip(candidates, lambda each: pays(each, wanted))
+    best = None if found is None else plan_of(found)
+    if best is None:
+        least = min(each.clip_bound for each in candidates)
+        cheapest = [each for each in candidates if each.clip_bound == least]
+        best = _most(cheapest, pays, plan_of)
     if best is None:
         raise refused[0]
     chosen, affordable = best.settings, max([best.whole_texts, *best.texts_affordable.values()])
@@ -475,6 +475,25 @@ def choose(config: Config, settings: PrivatePredictionSettings, records: int) ->
         affordable = make_plan(config, without_limit).whole_texts
     signal = Signal(affordable, records, "whole texts that epsilon pays for")
     return Choice(best, signal, (_reason(settings, best, records),))
+
+
+def _largest_clip(
+    candidates: Sequence[PrivatePredictionSettings],
+    pays: Callable[[PrivatePredictionSettings], bool],
+) -> PrivatePredictionSettings | None:
+    """Return the largest clip bound that pays, with the smallest batches. A smaller clip costs less
+    whatever the batches are, so batches of a size are asked about only if smaller ones pay for no
+    clip that is as large, and no more once they do not pay."""
+    best: PrivatePredictionSettings | None = None
+    refused: set[int | str] = set()
+    for each in sorted(candidates, key=lambda each: (each.batch_size, each.clip_bound)):
+        if best is not None and each.clip_bound <= best.clip_bound:
+            continue
+        if each.batch_size not in refused and pays(each):
+            best = each
+        else:
+            refused.add(each.batch_size)
+    return best
 
 
 def _most(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
 from time import monotonic
-from typing import Any
 
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.row_variation import rounding_warnings
@@ -169,7 +168,7 @@ def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[O
     return list(whole.values())
 
 
-def records(session: BatchSession) -> Iterator[dict[str, Any]]:
+def records(session: BatchSession) -> Iterator[dict[str, object]]:
     """Yield the published batches' records, `method.max_records` of them at most: the first of
     every batch in their public order, then the second of every batch, and so on.
 
@@ -187,7 +186,7 @@ def records(session: BatchSession) -> Iterator[dict[str, Any]]:
     return islice(external_sort(placed), plan.settings.max_records)
 
 
-def external_sort(placed: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+def external_sort(placed: Iterable[tuple[int, dict[str, object]]]) -> Iterator[dict[str, object]]:
     """Yield records in the order of their places, which are distinct. They are sorted on a disk of
     this machine, not of the output's volume: memory does not grow with their number."""
     # With this name SQLite makes a temporary file, and removes it.
@@ -203,7 +202,7 @@ def external_sort(placed: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[dict
             yield json.loads(record)
 
 
-def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[str, Any]]:
+def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[str, object]]:
     """Yield a batch's records, in the order they were drawn; an empty text is no record."""
     label = plan.batches.label_of(outcome["batch"])
     for completion, finish_reason, tokens in outcome["examples"]:

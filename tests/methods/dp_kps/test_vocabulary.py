@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteLaplace
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.mechanisms import VocabularyHistogram
-from dpray.methods.dp_kps.plan import read_vocabulary
+from dpray.methods.dp_kps.plan import english_stop_words, read_vocabulary
 from dpray.types import InputError
 
 
@@ -209,6 +210,10 @@ def test_stop_words_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "terms.txt"
     path.write_bytes(b"The\nof mice\nof\nmouse\n")
     assert read_vocabulary(path, "english") == ["of mice", "mouse"]
+
+
+def test_stop_words_are_those_of_scikit_learn() -> None:
+    assert english_stop_words() == ENGLISH_STOP_WORDS
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def train_on_ray(
     scratch: str,
     gpus_per_worker: float = 0.0,
     cpus_per_worker: float = 1.0,
+    memory_per_worker: float = 0.0,
     wait: float = 3600.0,
 ) -> None:
     """Fine-tune on `workers` ranks; returns when the model is in `training.folder`, or earlier,
@@ -72,10 +73,10 @@ def train_on_ray(
     run_placement().give_back()
     # No argument of Ray Train sets this.
     os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = str(wait)
-    trainer: Any = TorchTrainer(
+    trainer = TorchTrainer(
         _rank,
         train_loop_config={"training": training},
-        scaling_config=scaling(workers, gpus_per_worker, cpus_per_worker),
+        scaling_config=scaling(workers, gpus_per_worker, cpus_per_worker, memory_per_worker),
         run_config=ray.train.RunConfig(
             storage_path=str(Path(scratch).resolve()),
             failure_config=_NO_RETRIES,
@@ -89,9 +90,10 @@ def train_on_ray(
         raise reason(error) from error
 
 
-def scaling(workers: int, gpus: float, cpus: float) -> ray.train.ScalingConfig:
-    """Return the resources of the ranks, `gpus` and `cpus` each."""
-    resources = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+def scaling(workers: int, gpus: float, cpus: float, memory: float) -> ray.train.ScalingConfig:
+    """Return the resources of the ranks: `gpus`, `cpus` and bytes of memory each."""
+    named = {"CPU": cpus, "GPU": gpus, "memory": memory}
+    resources = {name: amount for name, amount in named.items() if amount or name == "CPU"}
     return ray.train.ScalingConfig(
         num_workers=workers, use_gpu=gpus > 0, resources_per_worker=resources
     )
@@ -157,10 +159,10 @@ def shared_key(device: torch.device) -> str:
     return bytes(key.cpu().tolist()).hex()
 
 
-def zero_config(stage: int) -> dict[str, Any]:
+def zero_config(stage: int) -> dict[str, object]:
     """Return DeepSpeed's configuration. Gradients are summed in float32: a sum rounded to fewer
     bits would move with everybody's gradients, beyond the sensitivity."""
-    zero: dict[str, Any] = {
+    zero: dict[str, object] = {
         "stage": stage,
         "overlap_comm": False,
         "contiguous_gradients": True,
