@@ -186,7 +186,7 @@ def when(activity: str, time: int, do: Callable[[], Any]) -> OnProgress:
         ),
         pytest.param(ROUNDS, "sorting records into batches", 2, False, id="between two rounds"),
         pytest.param({"method": PE}, "private embeddings", 1, False, id="aug_pe"),
-        pytest.param({"method": SGD}, "loading the model, encoding records", 1, False, id="dp_sgd"),
+        pytest.param({"method": SGD}, "encoding records", 1, False, id="dp_sgd"),
     ],
 )
 def test_a_run_reads_what_was_hashed_in_every_pass(
