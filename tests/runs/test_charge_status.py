@@ -110,7 +110,7 @@ class Ends:
     ) -> dict[str, Any]:
         with explain_charge(self.config), closing(ReleaseFolder(self.config.output.path)) as folder:
             plan = asked(make_plan(self.config))
-            return Run(plan, folder, release, lambda _: None, build_engine).execute()
+            return Run(plan, folder, release, lambda _: None, build_engine).execute().to_json()
         raise AssertionError
 
     def before(self, error: BaseException) -> tuple[int, str]:
