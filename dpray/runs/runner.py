@@ -280,13 +280,13 @@ class Run:
         state = self._check_same_run(ledger)
         if not self.plan.config.not_private:
             self.on_progress(Progress("charging the budget"))
-            new_budget = self._new_budget(ledger)
+            charge, new_budget = self._charge_asked(), self._new_budget(ledger)
             if new_budget is not None:
                 self.run["made_budget"] = True
             if state == "planned":
                 self._write_run("charging")
             try:
-                ledger.reserve(*self._charge_asked(), self.files, new_budget=new_budget)
+                ledger.reserve(*charge, self.files, new_budget=new_budget)
             except (BudgetRefused, InputError):
                 self.run.pop("made_budget", None)
                 self._write_run(state)
