@@ -31,6 +31,9 @@ NAMESPACE = "dpray"
 CONCURRENT_CALLS = 128
 """The number of the actor's threads: as many calls wait at the same time."""
 
+HEAD = "node:__internal_head__"
+"""The resource that Ray gives to a cluster's head, and to no other node: 1 of it."""
+
 GONE = (RayActorError, OutOfMemoryError)
 """Ray raises these for an actor that is gone, the second if its memory monitor ended it."""
 
@@ -156,10 +159,6 @@ def while_lost(function: Callable[..., T], *arguments: Any, **options: Any) -> T
 
 def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
     """Return a living actor. For a moment after a death the name still leads to the dead one."""
-    options: dict[str, Any] = {}
-    if _is_file(url):
-        # The file is on the node that asked for the accountant, and on no other.
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
     actor: Any = (
         ray.remote(Accountant)
         .options(
@@ -171,13 +170,21 @@ def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
             max_task_retries=0,
             max_concurrency=CONCURRENT_CALLS,
             num_cpus=0,
-            **options,
+            **place_of(url, node_id),
         )
         .remote(url)
     )
     ray.get(actor.__ray_ready__.remote())
     living: ActorHandle[Accountant] = actor
     return living
+
+
+def place_of(url: str, node_id: str) -> dict[str, Any]:
+    """Return Ray's options for the accountant's node. A file is on the node that asked for the
+    accountant, and on no other. Only the head has a database's password."""
+    if _is_file(url):
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+    return {"resources": {HEAD: 0.001}}
 
 
 def actor_name(url: str, node_id: str) -> str:
