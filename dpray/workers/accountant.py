@@ -33,6 +33,9 @@ NAMESPACE = "dpray"
 CONCURRENT_CALLS = 128
 """The number of the actor's threads: as many calls wait at the same time."""
 
+HEAD = "node:__internal_head__"
+"""The resource that Ray gives to a cluster's head, and to no other node: 1 of it."""
+
 GONE = (RayActorError, OutOfMemoryError)
 """Ray raises these for an actor that is gone, the second if its memory monitor ended it."""
 
@@ -175,16 +178,21 @@ def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
             max_task_retries=0,
             max_concurrency=CONCURRENT_CALLS,
             num_cpus=0,
-            # A file is on the node that asked for the accountant, and on no other.
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
-            if _is_file(url)
-            else None,
+            **place_of(url, node_id),
         )
         .remote(url)
     )
     ray.get(actor.__ray_ready__.remote())
     living: ActorHandle[Accountant] = actor
     return living
+
+
+def place_of(url: str, node_id: str) -> dict[str, Any]:
+    """Return Ray's options for the accountant's node. A file is on the node that asked for the
+    accountant, and on no other. Only the head has a database's password."""
+    if _is_file(url):
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+    return {"resources": {HEAD: 0.001}}
 
 
 def actor_name(url: str, node_id: str) -> str:

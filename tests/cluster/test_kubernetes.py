@@ -1,5 +1,6 @@
 """The manifests of `cluster/kuberay`, checked offline and strictly: an unknown key is an error."""
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -8,8 +9,12 @@ import jsonschema
 import pytest
 import ray
 import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import (
+    _derive_autoscaling_config_from_ray_cr,
+)
 
 from dpray.methods.config import load_config
+from dpray.serving.settings import LimitsConfig
 from tests.cluster.files import CLUSTER, IMAGE, ROOT, read
 from tests.cluster.manifests import pod_templates
 
@@ -39,17 +44,105 @@ PODS = [
 ]
 
 
-def validate_manifest(manifest):
-    schema = {"$ref": f"#/$defs/{manifest['kind']}", "$defs": SCHEMAS["$defs"]}
+OPERATORS = ("1.6", "1.7")
+"""Versions of KubeRay."""
+
+
+def definitions(version):
+    """Return the schema's definitions without what `version` of KubeRay does not have yet."""
+
+    def known(node):
+        if isinstance(node, list):
+            return [known(inner) for inner in node]
+        if not isinstance(node, dict):
+            return node
+        return {
+            key: known(inner)
+            for key, inner in node.items()
+            if not (isinstance(inner, dict) and inner.get("$comment", "").startswith("since v"))
+            or inner["$comment"] <= f"since v{version}"
+        }
+
+    return known(SCHEMAS["$defs"])
+
+
+DEFINITIONS = {version: definitions(version) for version in OPERATORS}
+
+
+def validate_manifest(manifest, version=OPERATORS[0]):
+    schema = {"$ref": f"#/$defs/{manifest['kind']}", "$defs": DEFINITIONS[version]}
     jsonschema.Draft202012Validator(schema).validate(manifest)
+
+
+@pytest.mark.parametrize("version", OPERATORS)
+@pytest.mark.parametrize(
+    "manifest",
+    [pytest.param(m, id=f"{m['kind']}-{m['metadata']['name']}") for _, m in MANIFESTS],
+)
+def test_a_manifest_fits_the_closed_schema(manifest, version):
+    validate_manifest(manifest, version)
 
 
 @pytest.mark.parametrize(
     "manifest",
     [pytest.param(m, id=f"{m['kind']}-{m['metadata']['name']}") for _, m in MANIFESTS],
 )
-def test_a_manifest_fits_the_closed_schema(manifest):
-    validate_manifest(manifest)
+def test_a_misspelt_key_is_refused_wherever_it_stands(manifest):
+    """Each object of each manifest gets a key that no version knows, but for maps of free names."""
+
+    def objects(node, at=()):
+        if isinstance(node, dict):
+            yield at
+        for key, inner in (
+            node.items()
+            if isinstance(node, dict)
+            else enumerate(node)
+            if isinstance(node, list)
+            else ()
+        ):
+            if key not in FREE_NAMES:
+                yield from objects(inner, (*at, key))
+
+    for place in objects(manifest):
+        wrong = copy.deepcopy(manifest)
+        inner = wrong
+        for key in place:
+            inner = inner[key]
+        inner["misspelt"] = {}
+        with pytest.raises(jsonschema.ValidationError):
+            validate_manifest(wrong)
+
+
+FREE_NAMES = ("labels", "annotations", "matchLabels", "selector", "nodeSelector", "rayStartParams")
+
+
+@pytest.mark.parametrize("name", ["raycluster", "rayjob", "rayservice"])
+def test_the_line_for_mutual_tls_fits_the_operator_that_knows_it(name):
+    text = (KUBERAY / f"{name}.yaml").read_text()
+    assert text.count("# tlsOptions:") == 1
+    manifest = yaml.safe_load(text.replace("# tlsOptions:", "tlsOptions:"))
+    validate_manifest(manifest, "1.7")
+    with pytest.raises(jsonschema.ValidationError, match="tlsOptions"):
+        validate_manifest(manifest, "1.6")
+
+
+@pytest.mark.parametrize("name", ["raycluster", "rayjob", "rayservice"])
+def test_rays_autoscaler_reads_the_machines_from_the_manifest(name):
+    def machines(spec):
+        resource = {"metadata": {"name": "dpray", "namespace": "default"}, "spec": spec}
+        kinds = _derive_autoscaling_config_from_ray_cr(resource)["available_node_types"]
+        return {kind: each["resources"] for kind, each in kinds.items()}
+
+    spec = cluster_of(name)
+    gib = 1024**3
+    assert machines(spec) == {
+        "headgroup": {"CPU": 0, "memory": 32 * gib},
+        "cpu": {"CPU": 16, "memory": 64 * gib},
+        "gpu": {"CPU": 8, "memory": 32 * gib, "GPU": 1},
+    }
+    del spec["workerGroupSpecs"][1]["template"]["spec"]["containers"][0]["resources"]
+    with pytest.raises(ValueError, match="CPU"):
+        machines(spec)
 
 
 def test_the_schema_is_closed_everywhere():
@@ -78,12 +171,13 @@ def test_the_job_and_the_standing_cluster_are_the_same_cluster():
     for worker in workers:
         assert worker["minReplicas"] == worker["replicas"] == 0 < worker["maxReplicas"]
 
-    claim = read(CLUSTER / "kuberay" / "storage.yaml")["metadata"]["name"]
     for group in (cluster["headGroupSpec"], *workers):
         pod = group["template"]["spec"]
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         assert pod["restartPolicy"] == "Never"
-        assert volumes["dpray"]["persistentVolumeClaim"]["claimName"] == claim
+        for volume, claim in {"dpray": "dpray", "models": "dpray-models"}.items():
+            assert volumes[volume]["persistentVolumeClaim"]["claimName"] == claim
+            assert named("PersistentVolumeClaim", claim)
         for container in pod["containers"]:
             assert container["image"] == IMAGE
             assert container["resources"]["limits"] == container["resources"]["requests"]
@@ -108,7 +202,7 @@ def test_every_pod_has_the_security_context(path, template):
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["runAsUser"] > 0
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in spec["containers"]:
+    for container in spec["containers"] + spec.get("initContainers", []):
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -117,16 +211,63 @@ def test_every_pod_has_the_security_context(path, template):
         # What runs there writes to /tmp at least.
         mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
         assert "/tmp" in mounts and "/" not in mounts
+        # The kubelet ends a pod whose scratch volumes hold more than its limit.
+        disk = {
+            kind: gibibytes(container["resources"][kind]["ephemeral-storage"])
+            for kind in ("requests", "limits")
+        }
+        scratch = [
+            gibibytes(volume["emptyDir"]["sizeLimit"])
+            for volume in spec["volumes"]
+            if "emptyDir" in volume and volume["emptyDir"].get("medium") != "Memory"
+        ]
+        assert disk["requests"] == disk["limits"]
+        assert container["name"] == "wait-for-service" or disk["limits"] > sum(scratch)
     is_head = [container["name"] for container in spec["containers"]] == ["ray-head"]
     assert is_head or spec["automountServiceAccountToken"] is False
 
 
+def gibibytes(quantity):
+    number, unit = quantity[:-2], quantity[-2:]
+    return int(number) * {"Mi": 1 / 1024, "Gi": 1}[unit]
+
+
+@pytest.mark.parametrize("name", ["raycluster", "rayjob", "rayservice"])
+def test_the_head_alone_has_the_ledgers_password_and_no_pod_asks_a_hub(name):
+    spec = cluster_of(name)
+    pods = {group["groupName"]: group["template"]["spec"] for group in spec["workerGroupSpecs"]}
+    pods["head"] = spec["headGroupSpec"]["template"]["spec"]
+    for pool, pod in pods.items():
+        secret = pool == "head" and name != "rayservice"
+        assert ("dpray-ledger" in json.dumps(pod)) == secret
+        assert pod["nodeSelector"]["dpray/pool"] == pool
+        [container] = pod["containers"]
+        env = {each["name"]: each.get("value") for each in container["env"]}
+        assert (env["HF_HUB_OFFLINE"], "HF_TOKEN" in env) == ("1", False)
+        [models] = [m for m in container["volumeMounts"] if m["name"] == "models"]
+        assert (models["mountPath"], models["readOnly"]) == (env["HF_HUB_CACHE"], True)
+
+
+def test_the_pod_that_fetches_models_fetches_what_the_configurations_name():
+    [container] = named("Job", "dpray-model")["spec"]["template"]["spec"]["containers"]
+    fetched = set(re.findall(r"hf download (\S+)", container["command"][-1]))
+    configs = [read(path) for path in (ROOT / "jobs").glob("*_gpu.yaml")]
+    asked = {
+        each[key]["model"] for each in configs for key in ("engine", "embedder") if key in each
+    }
+    assert fetched == asked
+    volumes = named("Job", "dpray-model")["spec"]["template"]["spec"]["volumes"]
+    assert 'claimName": "dpray"' not in json.dumps(volumes), "what runs write"
+
+
 def test_the_pods_that_the_tests_look_at_are_all():
     assert [parameter.id for parameter in PODS] == [
+        "model-0",
         "proxy-0",
         *(f"raycluster-{number}" for number in range(3)),
         *(f"rayjob-{number}" for number in range(4)),
         *(f"rayservice-{number}" for number in range(3)),
+        "redis-0",
     ]
     for spec in (cluster_of(name) for name in ("raycluster", "rayjob", "rayservice")):
         assert spec["autoscalerOptions"]["securityContext"]["allowPrivilegeEscalation"] is False
@@ -142,7 +283,7 @@ def test_the_endpoints_have_the_same_cluster_without_the_ledger_and_the_shared_v
         pod = group["template"]["spec"]
         pod["volumes"] = [v for v in pod["volumes"] if v["name"] not in ("dpray", "ledger-ca")]
         for container in pod["containers"]:
-            assert len(container.pop("env")) == 2
+            container["env"] = [e for e in container["env"] if not e["name"].startswith("PG")]
             container["volumeMounts"] = [
                 m for m in container["volumeMounts"] if m["name"] not in ("dpray", "ledger-ca")
             ]
@@ -152,7 +293,21 @@ def test_the_endpoints_have_the_same_cluster_without_the_ledger_and_the_shared_v
     assert "dpray-ledger" not in (KUBERAY / "rayservice.yaml").read_text()
     cluster["headGroupSpec"] = without(cluster["headGroupSpec"])
     cluster["workerGroupSpecs"] = [without(group) for group in cluster["workerGroupSpecs"]]
+    for group in service["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        drain = pod["containers"][0]["env"].pop()
+        assert drain["name"] == "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+        assert int(drain["value"]) == LimitsConfig().request_timeout_seconds
+        assert pod.pop("terminationGracePeriodSeconds") > int(drain["value"])
+    assert service.pop("gcsFaultToleranceOptions") == {
+        "redisAddress": "redis://dpray-redis:6379",
+        "redisPassword": {
+            "valueFrom": {"secretKeyRef": {"name": "dpray-redis", "key": "password"}}
+        },
+    }
     assert service == cluster
+    delay = read(KUBERAY / "rayservice.yaml")["spec"]["rayClusterDeletionDelaySeconds"]
+    assert delay > LimitsConfig().request_timeout_seconds
 
 
 def test_a_submitter_has_neither_the_ledgers_password_nor_the_volume():
@@ -181,10 +336,60 @@ def test_secrets_are_named_and_never_written_down():
         assert not re.search(r"(?i)(password|token|secret)\W+value\W", text), path
         assert "bearerToken" not in text and "stringData" not in text
     env = cluster_of("raycluster")["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
-    assert env[0] == {
+    [password] = [each for each in env if each["name"] == "PGPASSWORD"]
+    assert password == {
         "name": "PGPASSWORD",
         "valueFrom": {"secretKeyRef": {"name": "dpray-ledger", "key": "password"}},
     }
+
+
+def reached(role):
+    """Return the ports that pods of `role` may reach, and where: a role, a namespace, an address or
+    "anywhere". `head` is what the policies give the head of Ray besides."""
+    labels = (
+        {"dpray-role": "ray", "ray.io/node-type": "head"}
+        if role == "head"
+        else {"dpray-role": role}
+    )
+    found = set()
+    for _, manifest in MANIFESTS:
+        spec = manifest["spec"]
+        if manifest["kind"] != "NetworkPolicy" or spec["podSelector"]["matchLabels"] != labels:
+            continue
+        assert "Egress" in spec["policyTypes"], role
+        for rule in spec["egress"]:
+            ports = [each["port"] for each in rule.get("ports", [])] or ["any"]
+            for peer in rule.get("to", [{}]):
+                if "podSelector" in peer:
+                    place = peer["podSelector"]["matchLabels"]["dpray-role"]
+                elif "namespaceSelector" in peer:
+                    place = peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+                else:
+                    place = peer.get("ipBlock", {}).get("cidr", "anywhere")
+                found |= {(place, port) for port in ports}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("role", "places"),
+    [
+        ("ray", {("ray", "any"), ("kube-system", 53), ("10.0.0.0/28", 443)}),
+        (
+            "head",
+            {
+                ("10.0.0.16/32", 5432),
+                ("10.0.0.17/32", 443),
+                ("10.0.0.17/32", 6443),
+                ("redis", 6379),
+            },
+        ),
+        ("proxy", {("ray", 8000), ("kube-system", 53)}),
+        ("redis", set()),
+        ("model", {("anywhere", 443), ("anywhere", 53)}),
+    ],
+)
+def test_what_holds_rows_reaches_nothing_on_the_internet(role, places):
+    assert reached(role) == places
 
 
 def allowed(role, port, peer):
@@ -261,7 +466,7 @@ def test_policies_budget_and_services_select_the_pods_that_there_are():
         parameter.id: parameter.values[1]["metadata"]["labels"]["dpray-role"] for parameter in PODS
     }
     assert roles == {
-        name: "proxy" if name == "proxy-0" else "submitter" if name == "rayjob-0" else "ray"
+        name: "submitter" if name == "rayjob-0" else "ray" if name.startswith("ray") else name[:-2]
         for name in roles
     }
     budget = named("PodDisruptionBudget", "dpray-head")["spec"]
@@ -277,6 +482,8 @@ def test_policies_budget_and_services_select_the_pods_that_there_are():
     [port] = upstream["ports"]
     assert port["port"] == port["targetPort"] == ports["serve"]
     assert read(CLUSTER / "serve.yaml")["http_options"]["port"] == ports["serve"]
+    [wait] = named("Deployment", "dpray-proxy")["spec"]["template"]["spec"]["initContainers"]
+    assert "until getent hosts dpray-serve; do" in wait["command"][-1]
     nginx = (CLUSTER / "proxy" / "nginx.conf").read_text()
     assert f"server dpray-serve:{ports['serve']};" in nginx
     [tls] = named("Deployment", "dpray-proxy")["spec"]["template"]["spec"]["containers"][0]["ports"]

@@ -40,6 +40,7 @@ from dpray.workers.accountant import (
     Accountant,
     AccountantClient,
     actor_name,
+    place_of,
     while_lost,
 )
 
@@ -136,6 +137,15 @@ def test_the_same_path_on_two_nodes_is_two_ledgers_and_a_database_is_one():
         for url in ("sqlite:////home/me/ledger.db", "postgresql://me@host/db")
     )
     assert (len(files), len(databases)) == (2, 1)
+
+
+def test_only_the_head_needs_the_password_of_a_database(driver: None):
+    """The accountant of a file is where the file is; workers never connect to a database."""
+    [head] = ray.nodes()
+    [(resource, amount)] = place_of("postgresql://me@host/db", head["NodeID"])["resources"].items()
+    assert 0 < amount < 0.01 and head["Resources"][resource] == 1.0
+    strategy = place_of("sqlite:////home/me/ledger.db", "1" * 56)["scheduling_strategy"]
+    assert (strategy.node_id, strategy.soft) == ("1" * 56, False)
 
 
 @pytest.fixture
