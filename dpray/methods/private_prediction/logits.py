@@ -45,6 +45,7 @@ else:
     torch = Late("torch")
 
 Candidates = Literal["all", "top_k", "top_k_plus"]
+Clip = Literal["recentred", "dclip"]
 
 GRID = 2.0**24
 """The steps of one nat of a clipped logit."""

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from dpray.config.sections import LARGEST, SMALLEST, Count, Positive, Section, TextSettings
+from dpray.methods.private_prediction.logits import Candidates, Clip
 
 
 class SparseVectorConfig(Section):
@@ -44,13 +45,11 @@ class PrivatePredictionSettings(TextSettings):
         description="poisson: the number of texts that are decoded; null: max_records, or what "
         "epsilon pays for, whichever is less",
     )
-    clip: Literal["recentred", "dclip"] = Field(
-        "recentred", description="Eq. 1, or differences to the public logits"
-    )
+    clip: Clip = Field("recentred", description="Eq. 1, or differences to the public logits")
     # Beyond it the sum of half a million rows would not be exact (docs/privacy.md, section 2.2).
     clip_bound: float = Field(10.0, ge=SMALLEST, le=1000.0, description="c")
     temperature: Positive = Field(2.0, description="tau")
-    candidates: Literal["all", "top_k", "top_k_plus"] = Field(
+    candidates: Candidates = Field(
         "all", description="which tokens may be drawn, by their public logits"
     )
     k: Count = Field(1024, description="for top_k and top_k_plus")

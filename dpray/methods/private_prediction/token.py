@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from dpray.extras import Late
 from dpray.mechanisms.randomness import generator
 from dpray.methods.private_prediction.logits import (
     Candidates,
+    Clip,
     CopyFilter,
     candidate_set,
     columns_of,
@@ -143,7 +144,7 @@ class PrivateToken:
 
     batch_size: int
     private_tokens: int
-    clip: Literal["recentred", "dclip"]
+    clip: Clip
     clip_bound: float
     temperature: float
     public_temperature: float
@@ -230,9 +231,12 @@ class PrivateToken:
         parts add up to that of the batch, to the last bit. `highest_S` is by default that of rows
         which were finite before."""
         highest_S = highest(logits_SV) if highest_S is None else highest_S
-        if self.clip == "recentred":
-            return recentred_sum(logits_SV, highest_S, candidates_K, self.clip_bound)
-        return dclip_sum(logits_SV, highest_S, logits_public_V, candidates_K, self.clip_bound)
+        match self.clip:
+            case "recentred":
+                return recentred_sum(logits_SV, highest_S, candidates_K, self.clip_bound)
+            case "dclip":
+                public_V = logits_public_V
+                return dclip_sum(logits_SV, highest_S, public_V, candidates_K, self.clip_bound)
 
     def average(
         self,
@@ -242,9 +246,11 @@ class PrivateToken:
     ) -> torch.Tensor:
         """Return the clipped average over the candidates (line 14): the sum divided by s."""
         mean_K = clipped_sum_K / self.batch_size
-        if self.clip == "recentred":
-            return mean_K
-        return log_probabilities(logits_public_V, candidates_K).double() + mean_K
+        match self.clip:
+            case "recentred":
+                return mean_K
+            case "dclip":
+                return log_probabilities(logits_public_V, candidates_K).double() + mean_K
 
     def draw_private(
         self,
