@@ -309,6 +309,16 @@ def file_digests(path: str, on_share: Callable[[float], None] = lambda share: No
         pool.shutdown(cancel_futures=True)
 
 
+def total_size(files: Sequence[str]) -> int:
+    """Return the bytes of files that one path names; 0 for those of which nobody knows, as an
+    `hf://` name."""
+    if files[0].startswith("hf://"):
+        return 0
+    filesystem = filesystem_of(files[0])[0]
+    infos = filesystem.get_file_info([filesystem_of(file)[1] for file in files])
+    return sum(info.size or 0 for info in infos)
+
+
 def file_digest(file: str) -> bytes:
     """Return one of the digests of `file_digests`."""
     return _digest(file, [0.0], 0, Event())

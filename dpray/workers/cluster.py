@@ -16,7 +16,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
-from dpray.io.file_list import READERS, file_digest, list_files
+from dpray.io.file_list import READERS, file_digest, file_digests, list_files, total_size
 from dpray.types import InputError, Resumable
 from dpray.workers.failures import own_errors
 from dpray.workers.placement import Place, memory_of
@@ -24,6 +24,9 @@ from dpray.workers.rows import without_words
 
 PATIENCE = 30
 """Seconds in which a cluster has to answer: the head may be starting again."""
+
+HASHED_HERE = 1 << 30
+"""Files of fewer bytes are hashed in this process, in less time than another one takes to start."""
 
 COUNTED_BY = (
     "register_dataset_to_stats_actor",
@@ -135,10 +138,12 @@ def _do_nothing(*_: object, **__: object) -> None:
 
 def hash_files(path: str, on_share: Callable[[float], None]) -> list[bytes]:
     """Return the digests of the files that `path` names, as `file_digests` does. Tasks on all
-    machines hash them, so that the files do not all pass through the network of this one. They take
-    no CPU: the run's own group may hold all there are. Raises InputError for a file that cannot be
-    read, and Ray's error if machines are lost again and again."""
+    machines hash large ones, so that they do not all pass through the network of this one. They
+    take no CPU: the run's own group may hold all there are. Raises InputError for a file that
+    cannot be read, and Ray's error if machines are lost again and again."""
     files = list_files(path)
+    if total_size(files) < HASHED_HERE:
+        return file_digests(path, on_share)
     hashing: Any = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_hash)
     most = READERS * sum(node["Alive"] for node in ray.nodes())
     left, place_of, digests = deque(enumerate(files)), dict[Any, int](), dict[int, bytes]()

@@ -92,6 +92,7 @@ from dpray.workers.cluster import start_ray
 
 folder, missing = sys.argv[1:]
 start_ray(None)
+cluster.HASHED_HERE = 0
 cluster.file_digest = None  # this process hashes nothing
 shares = []
 assert cluster.hash_files(folder, shares.append) == file_digests(folder)
