@@ -72,8 +72,14 @@ def test_what_is_dumped_reads_the_same_in_both_versions_of_yaml():
 ROOT = Path(__file__).parents[2]
 
 
+OF_RAYS_LAUNCHER = {ROOT / "cluster" / name for name in ("aws.yaml", "gcp.yaml")}
+"""Ray reads them, by YAML 1.1; they have merge keys, which 1.2 has not."""
+
+
 @pytest.mark.parametrize("folder", ["dpray", "jobs", "cluster"])
 def test_our_own_files_mean_the_same_in_both_versions(folder: str):
     for path in (ROOT / folder).rglob("*.yaml"):
+        if path in OF_RAYS_LAUNCHER:
+            continue
         for document in path.read_text().split("\n---\n"):
             assert parse_yaml(document) == yaml.safe_load(document), path
