@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -230,13 +231,16 @@ class _Grid:
         squares = self.u**2
         self.above_top = np.maximum(squares[:-1], UNDERFLOW) * (1.0 + TOP_ROUNDING)
         self.below_top = np.where(squares[1:] < UNDERFLOW, 0.0, squares[1:] * (1.0 - TOP_ROUNDING))
-        # V_0, V_1, ..., as far as they were asked for.
+        # V_0, V_1, ..., as far as they were asked for. Threads share a grid: a row that two of them
+        # appended would be that of fewer draws in the place of more.
         self.deltas: list[Array] = [np.maximum(0.0, -np.expm1(self.epsilons))]
+        self.growing = threading.Lock()
 
     def curve(self, draws: int) -> Curve:
         """Return the curve of `draws` draws, up to their largest loss."""
-        while len(self.deltas) <= draws:
-            self.deltas.append(self._one_more(self.deltas[-1]))
+        with self.growing:
+            while len(self.deltas) <= draws:
+                self.deltas.append(self._one_more(self.deltas[-1]))
         middle, reach = len(self.epsilons) // 2, draws * self.steps
         within = slice(max(0, middle - reach), middle + reach + 1)
         return Curve(self.epsilons[within], self.deltas[draws][within], draws * self.eta)

@@ -82,7 +82,7 @@ def check_writable(path: Path, key: str) -> None:
 
 def disk_is_full(error: BaseException) -> bool:
     """Return whether an error, or one that it was raised from, says that no space is left: the
-    system's, or SQLite's, which SQLAlchemy has as `orig`."""
+    system's, or SQLite's, which SQLAlchemy has as `orig`. Ray has what a task raised as `cause`."""
     seen: list[BaseException | None] = [error]
     while seen:
         if (found := seen.pop()) is None:
@@ -91,7 +91,7 @@ def disk_is_full(error: BaseException) -> bool:
             return True
         if getattr(found, "sqlite_errorname", None) in SQLITE_FULL:
             return True
-        seen += [found.__cause__, getattr(found, "orig", None)]
+        seen += [found.__cause__, getattr(found, "orig", None), getattr(found, "cause", None)]
     return False
 
 

@@ -13,6 +13,7 @@ another file to it.
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ import sqlalchemy as sa
 from dpray.accounting.composition import Charge
 from dpray.accounting.event import Event, accountant_version
 from dpray.ledger import queries
-from dpray.ledger.account import Account
+from dpray.ledger.account import RELATIVE_CHANGE, RELATIVE_ROUNDING, Account
 from dpray.ledger.chain import Chain, Entry, now, plain
 from dpray.types import AlreadyPublished, Budget, InputError, LedgerConflict, LedgerError
 
@@ -138,7 +139,7 @@ class Transaction:
         for key, payload in payloads.items():
             if (entry := made.get(key)) is None:
                 account = account.admit(Charge(*charges[key]), **stated_for)
-            elif entry.dataset != name or _terms(entry.values()) != _terms(payload):
+            elif entry.dataset != name or not _same_charge(entry.values(), payload):
                 raise LedgerConflict(f"the key '{key}' was reserved for another charge")
         unbound = _unbound(self.connection, name, files)
         if is_trial:
@@ -310,10 +311,15 @@ def _beginning(new: Account) -> Chain:
     return chain
 
 
-def _terms(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a reservation's payload without the accountant that priced it: a run may be resumed
-    by a later one."""
-    return {key: value for key, value in payload.items() if key != "accountant"}
+def _same_charge(made: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """Return whether two payloads charge for the same event. Their epsilons may differ as much as
+    those of two accountants do: a run may be resumed by a later one, and keeps its charge."""
+    is_same = made.get("accountant") == asked["accountant"]
+    tolerance = RELATIVE_ROUNDING if is_same else RELATIVE_CHANGE
+    rest = {*made, *asked} - {"accountant", "epsilon"}
+    return math.isclose(made["epsilon"], asked["epsilon"], rel_tol=tolerance) and all(
+        made.get(key) == asked.get(key) for key in rest
+    )
 
 
 def _unbound(connection: sa.Connection, dataset: str, files: Sequence[bytes]) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
@@ -43,7 +44,7 @@ class CallCache:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
-        self._file = open(path, "a+b", opener=owners_only)  # noqa: SIM115 (held until close)
+        self._file = open(path, "a+b", buffering=0, opener=owners_only)  # noqa: SIM115 (held)
         self._file.seek(0)
         lines, _, torn = self._file.read().rpartition(b"\n")
         if torn:  # a write that was cut off
@@ -68,12 +69,23 @@ class CallCache:
             self._empty.append(call)
             self._finish_reason = finish_reason
             if call.text:
-                lines = [json.dumps(each).encode() + b"\n" for each in self._empty]
+                self._write(b"".join(json.dumps(each).encode() + b"\n" for each in self._empty))
                 self._empty.clear()
-                self._file.write(b"".join(lines))
-                self._file.flush()
             elif len(self._empty) >= MOST_EMPTY:
                 raise no_text(len(self._empty), finish_reason)
+
+    def _write(self, lines: bytes) -> None:
+        """Write lines whole or not at all."""
+        end, left = self._file.seek(0, os.SEEK_END), memoryview(lines)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._file.truncate(end)
+            raise
+
+    def close(self) -> None:
+        self._file.close()
 
     def check_texts(self) -> None:
         """Raise Resumable if there are calls, and no text."""

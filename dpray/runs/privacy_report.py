@@ -83,8 +83,8 @@ class Mechanism(Part):
 class Guarantee(Part):
     """The keys that `plan --json` and the report share. A run without noise has no epsilon."""
 
-    epsilon: float | None
-    delta: float | None
+    epsilon: float | None = Field(ge=0, allow_inf_nan=False)
+    delta: float | None = Field(ge=0, allow_inf_nan=False)
     neighboring_relation: str
     privacy_unit: str
     contribution_bound: int = Field(description="the most records of one unit that count")
@@ -96,8 +96,9 @@ class Guarantee(Part):
     @field_validator("not_private")
     @classmethod
     def _has_a_cost(cls, not_private: bool, info: ValidationInfo) -> bool:
-        if not not_private and None in (info.data.get("epsilon", 0), info.data.get("delta", 0)):
-            raise ValueError("a private run has an epsilon and a delta")
+        stated = [info.data.get(key, 0) for key in ("epsilon", "delta", "accountant")]
+        if not not_private and None in stated:
+            raise ValueError("a private run has an epsilon, a delta and an accountant")
         return not_private
 
 

@@ -394,9 +394,11 @@ class Session(Generic[P_co]):
         return Calls(**self._calls.totals())
 
     def close(self) -> None:
-        """Close the engine that nobody took."""
+        """Close the engine that nobody took, and the file of calls."""
         if self.engine is not None:
             self.engine.close()
+        if "_calls" in vars(self):
+            self._calls.close()
 
 
 class LabelCounter:

@@ -53,6 +53,8 @@ def start_ray(address: str | None, environment: Mapping[str, str] | None = None)
     context = DataContext.get_current()
     # Pinned: Ray's default has changed before, and an environment may name another one.
     context.shuffle_strategy = ShuffleStrategy.SHUFFLE_V2
+    # In files, rows would be served by a port of Ray Data's own.
+    context.use_disk_based_hash_shuffle = False
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.enable_auto_log_stats = False

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from ray.exceptions import RayTaskError
 from sqlalchemy.exc import OperationalError
 
 from dpray.io.files import disk_is_full
@@ -36,6 +37,8 @@ def test_a_full_disk_is_known_by_its_errors(tmp_path: Path) -> None:
 
 
 def test_other_errors_are_no_full_disk() -> None:
+    of_a_task = RayTaskError("f", "traceback", OSError(errno.ENOSPC, "full"))
+    assert disk_is_full(of_a_task.as_instanceof_cause())
     assert not disk_is_full(OSError(errno.EACCES, "denied"))
     assert not disk_is_full(ValueError("no space left on device"))
     assert not disk_is_full(sqlite3.OperationalError("database is locked"))

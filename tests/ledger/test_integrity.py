@@ -20,8 +20,8 @@ from dpray.ledger.account import Account
 from dpray.ledger.chain import Chain, Entry
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.store import Store, parse_url
-from dpray.types import Budget, BudgetRefused, InputError, LedgerError
-from tests.ledger.charges import SHA, STATED_FOR, reserve
+from dpray.types import Budget, BudgetRefused, InputError, LedgerConflict, LedgerError
+from tests.ledger.charges import SHA, STATED_FOR, TENTH, reserve
 
 
 @pytest.fixture
@@ -195,6 +195,33 @@ def test_a_run_that_an_older_version_charged_goes_on(
     entry = reserve(ledger, "run-3")
     monkeypatch.undo()
     assert reserve(ledger, "run-3") == entry
+
+
+@pytest.mark.parametrize(
+    ("version", "change", "is_same"),
+    [
+        (accountant_version(), 5e-10, True),
+        (accountant_version(), 2e-9, False),
+        ("1", 0.019, True),
+        ("1", 0.021, False),
+    ],
+)
+def test_a_charge_that_another_machine_or_version_priced_is_the_same(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, version: str, change: float, is_same: bool
+):
+    price = accountant.cost(TENTH, 0.0).epsilon
+
+    def charged(epsilon: float) -> Entry:
+        return reserve(ledger, "run-5", asked=Budget(epsilon, 0.0))
+
+    monkeypatch.setattr("dpray.ledger.transaction.accountant_version", lambda: version)
+    entry = charged(price)
+    monkeypatch.undo()
+    if is_same:
+        assert charged(price * (1 + change)) == entry
+    else:
+        with pytest.raises(LedgerConflict, match="reserved for another charge"):
+            charged(price * (1 + change))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The privacy report states everything it has to, and a record's text stays text."""
 
+import math
 import re
 from html.parser import HTMLParser
 
@@ -134,6 +135,9 @@ def test_a_report_that_leaves_something_out_is_refused(key):
         ({"ledger": {"dataset": "notes"}}, "no ledger.url_kind, ledger.reservation, ledger.budget"),
         ({"epsilon": "secret"}, "epsilon is not as dpray writes it"),
         ({"epsilon": None}, "not_private is not as"),
+        ({"accountant": None}, "not_private is not as"),
+        ({"epsilon": -3.0}, "epsilon is not as dpray writes it"),
+        ({"delta": math.nan}, "delta is not as dpray writes it"),
         (
             {"mechanisms": [{"name": "x", "parameters": [], "count": 1, "cost": {}}]},
             "no mechanisms.0",

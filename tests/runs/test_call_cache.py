@@ -3,6 +3,7 @@ that counts and fails and by Aug-PE over HTTP."""
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,32 @@ def test_a_call_that_was_put_is_there_after_opening_again(tmp_path: Path) -> Non
         assert list(again.calls.values()) == made
         assert tuple(again.totals().values()) == (2, 12, 2)
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    """A part of a line that another process cuts off is never written later."""
+
+    class Full(FileIO):
+        is_full = True
+
+        def write(self, data: Any) -> int:
+            if len(data) < 3 and self.is_full:
+                raise OSError(errno.ENOSPC, "full")
+            return super().write(data[: max(1, len(data) // 2)])
+
+    path = tmp_path / "calls.jsonl"
+    cache = CallCache(path)
+    cache.put(Call("a", "one", 1, 1))
+    cache._file = Full(path, "ab+")
+    with pytest.raises(OSError, match="full"):
+        cache.put(Call("b", "two", 1, 1))
+    again = CallCache(path)
+    assert [*again.calls] == ["a"]
+    again.put(Call("c", "three", 1, 1))
+    cache._file.is_full = False
+    cache.put(Call("d", "four", 1, 1))
+    cache.close()
+    assert [*CallCache(path).calls] == ["a", "c", "b", "d"]
 
 
 def test_many_threads_share_a_cache(tmp_path: Path) -> None:

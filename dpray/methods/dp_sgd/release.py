@@ -106,6 +106,8 @@ def train(session: DpSgdSession) -> dict[str, object]:
         if training.journal.steps_done() == steps:
             break
     sync_all(tuned)
+    # A rank of an earlier attempt that was lost, and lives on, may have begun another block.
+    charge_repeats(session)
     return {"files": hashes(released_folder(session))}
 
 
@@ -161,6 +163,7 @@ def encode_records(session: DpSgdSession) -> None:
     """
     folder = tokens_folder(session)
     if session.has_begun and (folder / SHARDS).exists():
+        shard_names(folder)
         return
     shutil.rmtree(folder, ignore_errors=True)
     make_private(folder)

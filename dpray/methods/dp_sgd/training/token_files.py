@@ -87,14 +87,18 @@ def _write_files(folder: Path, texts: Iterable[tuple[str, int, TrainingText]], m
 
 def write_names(folder: Path, names: Iterable[str]) -> None:
     """Name the shards that hold all records; none is missing then."""
-    write_durably(folder / SHARDS, json.dumps(sorted(set(names))), private=True)
+    # A name that is there twice is that of two shards with other units and the same texts.
+    write_durably(folder / SHARDS, json.dumps(sorted(names)), private=True)
 
 
 def shard_names(folder: Path) -> list[str]:
     """Return the names of the shards. Raises InputError if the folder is not there."""
     if not folder.is_dir():
         raise InputError(NOT_SHARED)
-    names: list[str] = json.loads((folder / SHARDS).read_text())
+    try:
+        names: list[str] = json.loads((folder / SHARDS).read_text())
+    except ValueError:
+        raise InputError(f"output.path: {folder / SHARDS} is damaged; remove the folder") from None
     return names
 
 
@@ -126,7 +130,7 @@ class MappedUnits:
         self._ends_S = np.cumsum([len(shard) for shard in self._shards])
 
     def __len__(self) -> int:
-        return int(self._ends_S[-1])
+        return int(self._ends_S[-1]) if self._shards else 0
 
     def __getitem__(self, unit: int, /) -> list[TrainingText]:
         if not 0 <= unit < len(self):

@@ -88,6 +88,25 @@ def test_a_task_that_is_repeated_makes_the_same_shard(tmp_path: Path) -> None:
     assert len([*tmp_path.iterdir()]) == 3
 
 
+def test_equal_texts_of_other_units_are_other_units(tmp_path: Path) -> None:
+    """Each of three files has one record with the same text: their shards are equal, and three."""
+    ids = TrainingText((1, 2, 3), 1)
+    names = [write_shard(tmp_path, [(f"file {number}, row 1", 7, ids)], 1) for number in range(3)]
+    write_names(tmp_path, names)
+    assert len({*names}) == 1
+    assert len(MappedUnits(tmp_path, shard_names(tmp_path))) == 3
+
+
+def test_no_shard_has_no_unit(tmp_path: Path) -> None:
+    """As where data.empty leaves out every record."""
+    write_names(tmp_path, [])
+    units = MappedUnits(tmp_path, shard_names(tmp_path))
+    assert len(units) == 0
+    (tmp_path / "shards.json").write_text("[")
+    with pytest.raises(InputError, match="is damaged; remove the folder"):
+        shard_names(tmp_path)
+
+
 @pytest.mark.parametrize("file", [IDS, TEXTS])
 def test_what_was_altered_or_lost_is_not_trained_on(tmp_path: Path, file: str) -> None:
     written(tmp_path, made_up(40, 2), 3)
