@@ -18,7 +18,7 @@ import yaml
 
 import dpray
 from dpray.cli import run_command
-from dpray.report.card import CARD, CROISSANT, SHEET, share
+from dpray.report.card import CARD, CROISSANT, SHEET, share, write_card
 from dpray.types import InputError
 from tests.conftest import ROOT
 from tests.report.hub import NAME, TOKEN, Hub, serving
@@ -107,6 +107,12 @@ def test_the_released_files_arrive_and_nothing_else(run_dir: Path, tmp_path: Pat
         assert len(loaded) == rows
     header = yaml.safe_load((there / CARD).read_text().split("---\n")[1])
     assert header["license"] == "cc-by-4.0"
+
+
+def test_a_report_without_versions_has_a_card(run_dir: Path) -> None:
+    (run_dir / "privacy_report.json").write_text(json.dumps(a_report(**OF_MODEL, versions={})))
+    write_card(run_dir, "notes", "mit")
+    assert "(dpray of an unknown version)" in (run_dir / CARD).read_text()
 
 
 def test_a_second_upload_replaces_the_first_one(run_dir: Path) -> None:

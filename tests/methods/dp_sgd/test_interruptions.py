@@ -105,6 +105,27 @@ def test_a_bad_row_is_corrected_at_no_cost(
     assert methods.run(run)["steps"]["repeated"] == 0
 
 
+def test_a_block_that_a_rank_given_up_for_lost_begins_is_paid_for(
+    config: Callable[..., Config],
+) -> None:
+    """It belongs to an earlier attempt, lives on, and comes to the block that is under way."""
+    run = config()
+    ledger = open_budget(run)
+
+    def begun_twice(progress: Progress) -> None:
+        if (progress.activity, progress.completed) == ("training steps", 5):
+            [key] = {row["key"] for row in ledger.export() if row["kind"] == "begin"}
+            ledger.begin(key, "another-attempt", ["steps-00000005-00000006"])
+
+    report = methods.run(run, begun_twice)
+    assert report["steps"] == {"planned": 6, "repeated": 2, "charged": 8}
+    account = ledger.account("notes")
+    assert account is not None
+    event = PoissonSubsampledGaussian(1 / 6, 0.8)
+    assert [charge.event.terms()[event] for charge in account.charges] == [6, 2]
+    assert ledger.verify() == []
+
+
 @pytest.mark.parametrize("last", [0, 1, 4, 5])
 def test_a_training_that_has_a_notice_repeats_no_step(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, last: int
