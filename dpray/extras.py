@@ -27,7 +27,7 @@ _EXTRAS = {
 installed, so Ray Train and Ray Serve are recognised by modules that only their extras install."""
 
 
-class Late(ModuleType):
+class Late:
     """A library that is imported when something of it is first used: torch takes seconds, and a
     process that only plans needs none of it. A module has it in the place of the library:
 
@@ -35,10 +35,19 @@ class Late(ModuleType):
             import torch
         else:
             torch = Late("torch")
+
+    It keeps the module, and is a plain object: a selection names torch a hundred times, and a
+    module takes a microsecond to find that it lacks an attribute.
     """
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._module: ModuleType | None = None
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self.__name__), name)
+        if self._module is None:
+            self._module = import_module(self._name)
+        return getattr(self._module, name)
 
 
 def is_installed(module: str) -> bool:

@@ -73,6 +73,10 @@ class EndedForMemory(Exception):
         self.worker_ids = worker_ids
 
 
+def _last(error: BaseException) -> BaseException:
+    return error.last if isinstance(error, LostTooOften) else error
+
+
 def find_error(error: BaseException | None, kind: type[E]) -> E | None:
     """Return the first error of this kind in the chain of causes, through Ray's wrappers."""
     seen: set[int] = set()
@@ -105,7 +109,7 @@ def own_errors() -> Iterator[None]:
     except Exception as error:
         if (ours := find_error(error, DprayError)) is not None:
             if ours.args and isinstance(ours.args[0], str):
-                # Ours are one line. Ray Data adds lines on its retries, of which there are none.
+                # Ours are one line. Ray Data adds lines on retries, although it makes none.
                 ours.args = (ours.args[0].partition("\n")[0], *ours.args[1:])
             raise ours from None
         raise
@@ -142,7 +146,7 @@ class Kind(Enum):
     """
 
     INTERRUPTED = is_interruption, RESUME, RESUME, "interrupted", "an interruption of the run"
-    """Who stops a run has not seen what is being drawn."""
+    """The person who stops a run has not seen what is being drawn."""
 
     OUTSIDE = _is_a(Resumable, InputError, BudgetRefused, LedgerError), RESUME, RESUME
     """A mechanism's own code raises none of these: a file has changed, or the ledger cannot be
@@ -174,7 +178,7 @@ class Kind(Enum):
         self.says, self.loss = says, loss
 
     def sentence(self, error: BaseException) -> str:
-        last = error.last if isinstance(error, LostTooOften) else error
+        last = _last(error)
         plain = find_error(last, Exception) or last
         return self.says.format(error=first_line(plain), name=class_name(error))
 
@@ -186,8 +190,7 @@ docs/privacy.md, section 2.7."""
 
 def kind_of(error: BaseException) -> Kind:
     """Return the row of the table that an error is in."""
-    last = error.last if isinstance(error, LostTooOften) else error
-    return next(kind for kind in Kind if kind.found_in(last))
+    return next(kind for kind in Kind if kind.found_in(_last(error)))
 
 
 def is_own_failure(error: BaseException) -> bool:

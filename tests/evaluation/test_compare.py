@@ -102,8 +102,8 @@ def test_a_comparison_with_all_keys_free_is_little_work(
     most: tuple[int, int, int],
     changed: dict[str, Any],
 ) -> None:
-    """What takes the time of a plan: distributions that are composed, steps of the recursion over
-    draws, and orders of subsampled Gaussians."""
+    """The parts that take the time of a plan: distributions that are composed, steps of the
+    recursion over draws, and orders of subsampled Gaussians."""
     steps, orders = [], []
     one_more, library_rdp = bounded_range._Grid._one_more, events._library_rdp.__wrapped__
 

@@ -77,7 +77,7 @@ def killed(folder: Path) -> int:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The exact sums to which noise is added, which is none here. The public coins of all runs are
+    """The exact sums, without the noise that is added to them. The public coins of all runs are
     the same, and a shard has several blocks of rows."""
     sums: list[list[int]] = []
 

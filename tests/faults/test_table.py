@@ -86,7 +86,7 @@ VERDICTS = {
     Kind.ENGINE: ("fail", "repeat", ""),
     Kind.UNKNOWN: ("fail", "fail", ""),
 }
-"""What follows while a mechanism draws and otherwise, and what the report says was lost."""
+"""By row: the consequence while a mechanism draws, and otherwise, and the loss in the report."""
 
 NO_ROOM = "output.path: no space is left on its disk, or on the ledger's; make room"
 LOW = "Ray ended a process: its machine was low on memory"

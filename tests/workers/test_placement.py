@@ -1,4 +1,4 @@
-"""What a run cannot do without on a cluster, in numbers and in words."""
+"""The least that a run needs on a cluster, in numbers and in words."""
 
 from __future__ import annotations
 

@@ -64,10 +64,10 @@ DpSgdSession = Session[DpSgdPlan]
 
 def release(session: DpSgdSession) -> Release:
     plan, config, settings = session.plan, session.config, session.plan.settings
-    if session.published(MODEL) is None:
+    resume_hint, is_trained = session.resume_hint, session.published(MODEL) is not None
+    if not is_trained:
         encode_records(session)
-    resume_hint = session.resume_hint
-    if session.published(MODEL) is None and not plan.config.not_private:
+    if not (is_trained or plan.config.not_private):
         session.resume_hint = (
             "the same command goes on from the last checkpoint: the steps after it, "
             f"{plan.checkpoint_steps} at most, use up method.spare_steps or are charged again"

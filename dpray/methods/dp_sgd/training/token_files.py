@@ -112,7 +112,7 @@ def check_shards(folder: Path, names: Sequence[str]) -> None:
         if not is_whole:
             raise InputError(
                 f"output.path: {folder} does not hold the token ids that were written there; "
-                f"remove the folder"
+                "remove the folder"
             )
 
 
