@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpray.extras import Late, is_installed
 from dpray.io.files import read_json
 from dpray.types import InputError
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     import datasets
     import pandas as pd
     import ray.data
-
-# Libraries are imported within the functions that need them: the other functions do not wait.
+else:
+    datasets, pd, ray = Late("datasets"), Late("pandas"), Late("ray")
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,12 @@ class SyntheticData:
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the records as a data frame."""
-        import pandas as pd
-
         return pd.DataFrame(self.records)
 
     def to_ray(self) -> ray.data.Dataset:
         """Return the records as a Ray Dataset; starts Ray quietly if it does not run. Raises
         InputError for labels of several types."""
         import pyarrow as pa
-        import ray.data
 
         from dpray.workers.cluster import start_ray
 
@@ -65,10 +63,8 @@ class SyntheticData:
     def to_datasets(self) -> datasets.Dataset:
         """Return the records as a Dataset of Hugging Face. Raises InputError without `datasets`,
         and for labels of several types."""
-        try:
-            import datasets
-        except ImportError:
-            raise InputError("to_datasets: needs the package `datasets`") from None
+        if not is_installed("datasets"):
+            raise InputError("to_datasets: needs the package `datasets`")
         return datasets.Dataset.from_list(self._of_one_type("to_datasets"))
 
     def push_to_hub(

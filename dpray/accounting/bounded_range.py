@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
 
-Array = npt.NDArray[Any]
+Numbers = npt.NDArray[Any]
 
 BLOCK = 256
 """The curves of at most this many draws are computed in one pass, and kept. More draws are blocks
@@ -57,11 +57,11 @@ class Curve:
     the last delta. No loss exceeds `largest`, where the exact curve is 0.
     """
 
-    epsilons: Array
-    deltas: Array
+    epsilons: Numbers
+    deltas: Numbers
     largest: float
 
-    def __call__(self, epsilons: Array) -> Array:
+    def __call__(self, epsilons: Numbers) -> Numbers:
         """Return the bound at each epsilon."""
         within = np.interp(np.exp(epsilons), np.exp(self.epsilons), self.deltas)
         below = 1.0 - (1.0 - self.deltas[0]) * np.exp(epsilons - self.epsilons[0])
@@ -100,7 +100,7 @@ class Curve:
         losses = np.concatenate([[losses[0] - 1], losses, [losses[-1] + 1]])
         return connected(interval, losses, self(losses * interval))
 
-    def rdp(self, orders: tuple[float, ...]) -> Array:
+    def rdp(self, orders: tuple[float, ...]) -> Numbers:
         """Return the Rényi divergence at each order of the pair that has this curve. A pair that is
         worse at every epsilon is worse at every order, too (Zhu, Dong and Wang 2022)."""
         losses = np.append(self.epsilons, max(self.largest, self.epsilons[-1] + 1e-9))
@@ -116,11 +116,13 @@ class Curve:
         terms = log_Q + np.outer(orders, losses)
         top = terms.max(axis=1, keepdims=True)
         log_moment = top[:, 0] + np.log(np.exp(terms - top).sum(axis=1))
-        found: Array = (np.maximum(log_moment, 0.0) + MOMENT_ROUNDING) / (np.asarray(orders) - 1.0)
+        found: Numbers = (np.maximum(log_moment, 0.0) + MOMENT_ROUNDING) / (
+            np.asarray(orders) - 1.0
+        )
         return found
 
 
-def connected(interval: float, losses: Array, deltas: Array) -> PLDPmf:
+def connected(interval: float, losses: Numbers, deltas: Numbers) -> PLDPmf:
     """Return the privacy loss distribution on `losses`, multiples of `interval`, of the curve whose
     chords connect `deltas`."""
     # Rounding may leave [0, 1], or make a flat curve rise.
@@ -131,22 +133,22 @@ def connected(interval: float, losses: Array, deltas: Array) -> PLDPmf:
     return pmf
 
 
-def hockey_stick(loss: Pld, epsilons: Array) -> Array:
+def hockey_stick(loss: Pld, epsilons: Numbers) -> Numbers:
     """Return delta at each of `epsilons`, the larger of both directions. The sums, and their order,
     are those of dp-accounting's `get_delta_for_epsilon`, whose Python loop takes a hundred times as
     long."""
     pmfs = [loss._pmf_remove] if loss._symmetric else [loss._pmf_remove, loss._pmf_add]
-    found: Array = np.max([_deltas(pmf.to_dense_pmf(), epsilons) for pmf in pmfs], axis=0)
+    found: Numbers = np.max([_deltas(pmf.to_dense_pmf(), epsilons) for pmf in pmfs], axis=0)
     return found
 
 
-def _deltas(pmf: PLDPmf, epsilons: Array) -> Array:
+def _deltas(pmf: PLDPmf, epsilons: Numbers) -> Numbers:
     losses = (np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization
     probs, lower = pmf._probs[::-1], (pmf._probs * np.exp(-losses))[::-1]
     upper_mass = np.cumsum(np.append(pmf._infinity_mass, probs))
     lower_mass = np.cumsum(np.append(0.0, lower))
     above = len(losses) - np.searchsorted(losses, epsilons, side="right")
-    found: Array = upper_mass[above] - np.exp(epsilons) * lower_mass[above]
+    found: Numbers = upper_mass[above] - np.exp(epsilons) * lower_mass[above]
     return found
 
 
@@ -233,7 +235,7 @@ class _Grid:
         self.below_top = np.where(squares[1:] < UNDERFLOW, 0.0, squares[1:] * (1.0 - TOP_ROUNDING))
         # V_0, V_1, ..., as far as they were asked for. Threads share a grid: a row that two of them
         # appended would be that of fewer draws in the place of more.
-        self.deltas: list[Array] = [np.maximum(0.0, -np.expm1(self.epsilons))]
+        self.deltas: list[Numbers] = [np.maximum(0.0, -np.expm1(self.epsilons))]
         self.growing = threading.Lock()
 
     def curve(self, draws: int) -> Curve:
@@ -245,7 +247,7 @@ class _Grid:
         within = slice(max(0, middle - reach), middle + reach + 1)
         return Curve(self.epsilons[within], self.deltas[draws][within], draws * self.eta)
 
-    def _one_more(self, V: Array) -> Array:
+    def _one_more(self, V: Numbers) -> Numbers:
         """Return V_k on the grid, from V_{k-1}: the maximum over all t, also those between steps.
 
         Let t lie between two steps, and u = exp(-t). Both curves are chords there, linear in u:
@@ -277,12 +279,12 @@ class _Grid:
             share * far[rows, columns] + (1 - share) * far[rows + 1, columns],
         )
         np.maximum.at(best, columns, between)
-        rounded: Array = np.minimum(best * ROUNDING, 1.0)
+        rounded: Numbers = np.minimum(best * ROUNDING, 1.0)
         return rounded
 
-    def _value(self, u: Array, near: Array, far: Array) -> Array:
+    def _value(self, u: Numbers, near: Numbers, far: Numbers) -> Numbers:
         """Return p_t `near` + (1 - p_t) `far` at t = -log u."""
         t = -np.log(u)
         p = np.expm1(t - self.eta) / math.expm1(-self.eta)
-        value: Array = p * near + np.expm1(t) / math.expm1(self.eta) * far
+        value: Numbers = p * near + np.expm1(t) / math.expm1(self.eta) * far
         return value

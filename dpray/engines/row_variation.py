@@ -32,11 +32,15 @@ from dpray.engines.base import (
     Selection,
     SelectorSpec,
 )
+from dpray.extras import Late
 from dpray.types import InputError
 
 # A driver and the workers that read import this module, and need no torch.
 if TYPE_CHECKING:
     import torch
+    import transformers
+else:
+    transformers = Late("transformers")
 
 POSITIONS = 3
 FIRST_ROW = 80
@@ -215,10 +219,8 @@ def _groups(engine: Engine, rows: int, most: int) -> Iterator[LockstepGroup]:
 def refuse_shared_scales(model: str) -> None:
     """Raise InputError for the folder, or the hub's name, of a model whose activations may be
     quantised by scales that rows share."""
-    from transformers import AutoConfig  # late: it imports torch
-
     try:
-        config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        config: Any = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
         parts = (config, config.get_text_config())
     except Exception as error:  # damaged files raise errors of many classes
         raise InputError(

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
+
+from dpray.extras import Late
+
+if TYPE_CHECKING:
+    from transformers.utils import logging as transformers_logging
+else:
+    transformers_logging = Late("transformers.utils.logging")
 
 
 def silence_models() -> None:
@@ -12,8 +20,6 @@ def silence_models() -> None:
     A line such as "Input ids are automatically padded from 91 to 92" tells the exact length of a
     private text, and those of Ray's actors are kept in its session's folder.
     """
-    from transformers.utils.logging import disable_progress_bar, set_verbosity
-
-    disable_progress_bar()
-    set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(logging.CRITICAL)
     logging.getLogger("sentence_transformers").setLevel(logging.CRITICAL)

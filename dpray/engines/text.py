@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Collection, Mapping
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpray.engines.base import (
     Completion,
@@ -26,7 +26,13 @@ from dpray.engines.model_path import resolve_model
 from dpray.engines.schema.schema import Schema
 from dpray.engines.schema.token_mask import TokenMask, Vocabulary, first_mask, fitted
 from dpray.engines.silence import silence_models
+from dpray.extras import Late
 from dpray.types import InputError, is_interruption, valid_unicode
+
+if TYPE_CHECKING:
+    import transformers
+else:
+    transformers = Late("transformers")
 
 STAND_IN = "thewordsofthisrequest"
 
@@ -41,15 +47,14 @@ class TextCodec:
     """
 
     def __init__(self, model: str, max_model_len: int | None) -> None:
-        # Imported late: `AutoTokenizer` takes four seconds, because it imports torch.
-        from transformers import AutoConfig, AutoTokenizer
-
         silence_models()
         self.name = model
         try:
             # By default transformers asks at the terminal whether to run a model's own code.
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-            config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
+            self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+                model, trust_remote_code=False
+            )
+            config: Any = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
         except Exception as error:  # damaged files raise errors of many classes
             raise InputError(
                 f"engine.model: cannot read a tokenizer and a configuration from {model} "
@@ -72,11 +77,9 @@ class TextCodec:
 
     def _eos_ids(self, model: str, config: Any) -> tuple[int, ...]:
         """Return the tokenizer's eos first, then those of the configurations."""
-        from transformers import GenerationConfig
-
         found = [self.tokenizer.eos_token_id, config.eos_token_id]
         with contextlib.suppress(OSError):  # not every model has one
-            found.append(GenerationConfig.from_pretrained(model).eos_token_id)
+            found.append(transformers.GenerationConfig.from_pretrained(model).eos_token_id)
         tokens = (t for entry in found for t in (entry if isinstance(entry, list) else [entry]))
         ids = tuple(dict.fromkeys(int(t) for t in tokens if t is not None and t < self.readable))
         if not ids:

@@ -57,7 +57,7 @@ class Kind:
         return "".join(choices[n] for choices, n in zip(signs, drawn, strict=True))
 
 
-KINDS = (
+SECRETS = (
     Kind("name", "I am {}, and nobody here ever had a better idea than this.", "Cvcvcv Cvcvcv"),
     Kind("address", "They sent it to {} Street instead, three hours late!", "9999 Cvcvcv"),
     Kind("number", "Call {} and ask for me, I said, but nobody did.", "999-999-9999"),
@@ -80,7 +80,7 @@ class Canary:
 def make_canaries() -> list[Canary]:
     """Make one canary of every kind for each number of repetitions."""
     rng = generator(new_key())
-    return [Canary(kind, kind.secret(rng), times) for times in REPETITIONS for kind in KINDS]
+    return [Canary(kind, kind.secret(rng), times) for times in REPETITIONS for kind in SECRETS]
 
 
 def look_alikes(canary: Canary, number: int, rng: np.random.Generator) -> list[str]:

@@ -54,7 +54,7 @@ def compare_columns(
     (bootstrap). A text that is no object has no column. All sequences must be non-empty.
     """
     sides = [_objects(texts, parse) for texts in (synthetic, train, test)]
-    names = _columns([*sides[1], *sides[2]])
+    names = _usual_columns([*sides[1], *sides[2]])
     if not names:
         return None
     coded: dict[str, list[Codes]] = {}
@@ -95,7 +95,9 @@ def other_types(
     """Return the columns that hold numbers on one side and texts on the other, as the cells of CSV
     do: none of their values can be the same."""
     sides = [_objects(texts, parse) for texts in (synthetic, real)]
-    return [name for name in _columns(sides[1]) if len({_kind(side, name) for side in sides}) > 1]
+    return [
+        name for name in _usual_columns(sides[1]) if len({_kind(side, name) for side in sides}) > 1
+    ]
 
 
 def _kind(records: Sequence[Mapping[str, object]], name: str) -> str:
@@ -110,7 +112,7 @@ def _objects(texts: Sequence[str], parse: Parse) -> list[dict[str, object]]:
     return [value if isinstance(value, dict) else {} for value in map(parse, texts)]
 
 
-def _columns(real: Sequence[Mapping[str, object]]) -> list[str]:
+def _usual_columns(real: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the columns that most of the real records have."""
     counts = Counter(name for record in real for name in record)
     return [name for name, count in counts.items() if count > len(real) / 2][:MOST_COLUMNS]

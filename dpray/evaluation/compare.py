@@ -23,7 +23,7 @@ RECORDS = 1000
 
 
 @dataclass(frozen=True)
-class Answer:
+class Chosen:
     """The plan that was chosen for a method, or the reason why it has none."""
 
     choice: Choice | None
@@ -57,7 +57,7 @@ class Comparison:
 
     config: Config
     records: int
-    answers: Mapping[str, Answer]
+    answers: Mapping[str, Chosen]
 
     @property
     def recommended(self) -> str | None:
@@ -122,7 +122,7 @@ def sections(config: Config) -> dict[str, dict[str, Any]]:
     return {name: {"name": name} | keys[name] for name in METHODS}
 
 
-def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
+def answer(config: Config, section: Mapping[str, Any], records: int) -> Chosen:
     """Choose a plan for the method of a section `method`. It makes `records` texts, unless the
     section sets its own number. Raises InputError if the section's keys are wrong by themselves."""
     asked = {records_keys(section["name"])[0]: records, **section}
@@ -132,11 +132,11 @@ def answer(config: Config, section: Mapping[str, Any], records: int) -> Answer:
         why_not = _as_written(config, section, str(error))
         if why_not.startswith("method.") and len(section) > 1:
             raise InputError(why_not) from None
-        return Answer(None, why_not)
+        return Chosen(None, why_not)
     try:
-        return Answer(choose(parsed, records))
+        return Chosen(choose(parsed, records))
     except InputError as error:
-        return Answer(None, _as_written(config, section, str(error)))
+        return Chosen(None, _as_written(config, section, str(error)))
 
 
 def _as_written(config: Config, section: Mapping[str, Any], message: str) -> str:

@@ -62,7 +62,7 @@ def _is_address(found: str) -> bool:
     return True
 
 
-KINDS = (
+IDENTIFIERS = (
     Kind(
         "e-mail addresses",
         re.compile(r"(?<![\w.+%-])[\w.+%-]{1,64}@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}"),
@@ -111,7 +111,7 @@ def find_patterns(texts: Iterable[str]) -> dict[str, object]:
         of_text = _matches(text)
         with_matches += bool(of_text.total())
         found.update(of_text)
-    names = (*(kind.name for kind in KINDS), PHONES)
+    names = (*(kind.name for kind in IDENTIFIERS), PHONES)
     return {
         "texts": count,
         "texts_with_matches": with_matches,
@@ -123,7 +123,7 @@ def _matches(text: str) -> Counter[str]:
     """Count the matches in one text. What one kind has matched is taken out of the text: an e-mail
     address in a URL is no second URL, nor are the digits of a card a phone number."""
     found: Counter[str] = Counter()
-    for kind in KINDS:
+    for kind in IDENTIFIERS:
 
         def take(match: re.Match[str], kind: Kind = kind) -> str:
             if not kind.is_valid(match[0]):

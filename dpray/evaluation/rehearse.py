@@ -17,7 +17,7 @@ import numpy as np
 
 from dpray.config.config import Config
 from dpray.evaluation.compare import (
-    Answer,
+    Chosen,
     compare,
     plain,
     records_keys,
@@ -52,7 +52,7 @@ FEWEST = 20
 class Rehearsed:
     """A method at one epsilon: the `scores` of its release, or the reason why it was not run."""
 
-    answer: Answer
+    answer: Chosen
     scores: Mapping[str, Any] | None = None
     why_not: str | None = None
 
@@ -209,7 +209,7 @@ def _judge(
 
 
 def _scored(
-    config: Config, answer: Answer, run: RunMethod, judge: Judge, on_progress: OnProgress
+    config: Config, answer: Chosen, run: RunMethod, judge: Judge, on_progress: OnProgress
 ) -> Rehearsed:
     """Run a method on the stand-in, and score its release."""
     try:
@@ -255,7 +255,7 @@ def _released(folder: Path) -> list[dict[str, object]]:
 
 
 def _on_stand_in(
-    config: Config, answer: Answer, stand_in: Path, folder: Path, records: int
+    config: Config, answer: Chosen, stand_in: Path, folder: Path, records: int
 ) -> Config:
     """Return the configuration of the method's run on the stand-in, with its own ledger. It makes
     at most `records` texts. Aug-PE makes all of its own: it divides the votes among its texts, and
@@ -281,12 +281,12 @@ def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str,
             try:
                 text = config.data.text_of(row, where)
                 if not is_empty(text):
-                    yield text, row | _columns(config, row, text, where)
+                    yield text, row | _as_released(config, row, text, where)
             except InputError as error:
                 raise InputError(f"--public: {error}") from None
 
 
-def _columns(config: Config, row: Mapping[str, Any], text: str, where: Where) -> dict[str, Any]:
+def _as_released(config: Config, row: Mapping[str, Any], text: str, where: Where) -> dict[str, Any]:
     data = config.data
     # Of a table, too: the cells of CSV get the types that they have in the text.
     found = (data.columns_of(text) if data.is_table else None) or {data.text_columns[0]: text}

@@ -83,7 +83,7 @@ FIELDS = {
 }
 """The fields that a synthetic record may have."""
 
-KINDS = (
+CROISSANT_TYPES = (
     (pa.types.is_boolean, "sc:Boolean"),
     (pa.types.is_integer, "sc:Integer"),
     (pa.types.is_floating, "sc:Float"),
@@ -264,7 +264,9 @@ def croissant(release: Release) -> dict[str, object]:
     sets = [_record_set("records", RECORDS, _schema(release))]
     if release.has_table:
         files[TABLE] = "application/x-parquet"
-        sets.append(_record_set("table", TABLE, _columns(pq.read_schema(release.folder / TABLE))))
+        sets.append(
+            _record_set("table", TABLE, _croissant_types(pq.read_schema(release.folder / TABLE)))
+        )
     report = release.report
     return {
         "@context": CONTEXT,
@@ -324,20 +326,20 @@ def _schema(release: Release) -> Columns:
     found: dict[str, tuple[str, bool]] = {}
     for name, of_column in values.items():
         try:
-            found |= _columns(pa.schema([(name, pa.array(of_column).type)]))
+            found |= _croissant_types(pa.schema([(name, pa.array(of_column).type)]))
         except (pa.ArrowException, UnicodeError):
             found[name] = ("sc:Text", False)
     return found
 
 
-def _columns(schema: pa.Schema) -> dict[str, tuple[str, bool]]:
+def _croissant_types(schema: pa.Schema) -> dict[str, tuple[str, bool]]:
     """Return the columns that Croissant has a type for; values with fields of their own have
     none."""
     found = {}
     for column in schema:
         is_list = pa.types.is_list(column.type)
         inner = column.type.value_type if is_list else column.type
-        kind = next((kind for is_kind, kind in KINDS if is_kind(inner)), None)
+        kind = next((kind for is_kind, kind in CROISSANT_TYPES if is_kind(inner)), None)
         if pa.types.is_null(inner):
             kind = "sc:Text"
         if kind is not None:

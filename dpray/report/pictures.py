@@ -12,6 +12,10 @@ from itertools import cycle
 from typing import Any
 
 from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.dates import ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from dpray.runs.privacy_report import Iteration
 
@@ -58,8 +62,6 @@ def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -
     `runs` are the `entries` of `Ledger.show`, each with the time `at` of its reservation and the
     epsilon `spent` after it. The picture ends at `until`. Times are in ISO 8601.
     """
-    from matplotlib.dates import ConciseDateFormatter
-
     times = [datetime.fromisoformat(time) for time in (*(run["at"] for run in runs), until)]
     spent = [run["spent"] for run in runs]
     with figure_of_the_page(2.2) as (figure, axes):
@@ -78,8 +80,6 @@ def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -
 def curves_svg(curves: Mapping[str, Sequence[tuple[float, float, float]]], line: float) -> Markup:
     """Draw a curve for each method through its points, which are (epsilon, mean, deviation), and a
     dotted line at the value of real records."""
-    from matplotlib.ticker import NullLocator
-
     with figure_of_the_page(3.2) as (figure, axes):
         for (name, points), (mark, colour) in zip(curves.items(), cycle(LOOKS), strict=False):
             line_of = {"label": name, "fmt": f"-{mark}", "color": colour, "capsize": 2.5}
@@ -111,9 +111,6 @@ def accuracy_svg(downstream: Mapping[str, Any]) -> Markup:
 @contextmanager
 def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[Any, Any]]:
     """Make a figure as wide as the page and in its colours, and its axes."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     style: Any = {
         "svg.fonttype": "none", "svg.hashsalt": "dpray",
         "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 9, "text.color": INK,

@@ -65,7 +65,7 @@ def evaluation_tables(result: Result) -> dict[str, DataTable]:
         "topics": _topics,
         "lengths": _lengths,
         "structure": _structure,
-        "columns": _columns,
+        "columns": _column_distances,
         "personal_data": _personal_data,
     }
     given = dict(result)
@@ -163,7 +163,7 @@ def _structure(found: Result) -> DataTable | None:
     return DataTable("Structure", ("", "Is JSON", "Fits the schema"), rows)
 
 
-def _columns(found: Result) -> DataTable | None:
+def _column_distances(found: Result) -> DataTable | None:
     if not found["one_way"]:
         return None
     sides = ("synthetic_to_real", "real_to_real")

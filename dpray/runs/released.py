@@ -164,16 +164,16 @@ def public_config(values: Mapping[str, object]) -> dict[str, object]:
     sections = {name: redacted(keys) for name, keys in values.items()}
     sections["data"].pop("path", None)
     for key in ("text", "json_columns", "turns", "label", "unit"):
-        sections["data"][key] = _columns(sections["data"].get(key))
+        sections["data"][key] = _names_shown(sections["data"].get(key))
     sections["engine"].pop("base_url", None)
     return sections
 
 
-def _columns(names: object) -> object:
+def _names_shown(names: object) -> object:
     """Return names of columns without those that look like a value, as the first row of a file
     without a header does."""
     if isinstance(names, list | tuple):
-        return [_columns(name) for name in names]
+        return [_names_shown(name) for name in names]
     return names if not isinstance(names, str) or looks_like_name(names) else "(a column)"
 
 

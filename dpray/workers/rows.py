@@ -174,7 +174,7 @@ def to_row(
         "rank": content_rank(text, label),
     }
     if column_values is not None:
-        found["columns"] = _columns(where, row, data, column_values)
+        found["columns"] = _public_values(where, row, data, column_values)
     return found
 
 
@@ -273,7 +273,7 @@ def bound_contributions(rows: Iterable[Row], most: int) -> list[Row]:
     ]
 
 
-def _columns(
+def _public_values(
     where: Where,
     row: Mapping[str, object],
     data: DataConfig,

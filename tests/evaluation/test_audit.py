@@ -212,7 +212,7 @@ def test_canaries_of_a_fine_tuned_model_are_ranked_and_cost_nothing(settings: Se
     ledger.create_dataset("notes", Budget(100, 1e-3), "record", "add_or_remove_one")
     plan = make_plan(parse_config(tree))
     secrets = canaries.try_canaries(plan, made(1), 20, registry.run, registry.released_losses)
-    assert len(secrets) == len(canaries.KINDS)
+    assert len(secrets) == len(canaries.SECRETS)
     assert all(1 <= s["rank"] <= 21 and s["candidates"] == 21 for s in secrets)
     assert all(s["leaks"] == 0 for s in secrets)
     account = ledger.account("notes")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dpray.evaluation.canaries import (
-    KINDS,
     REPETITIONS,
+    SECRETS,
     look_alikes,
     make_canaries,
     ranked,
@@ -32,12 +32,12 @@ def test_rank_counts_those_of_lower_loss_and_ties_by_half(loss: float, rank: flo
 
 def test_one_of_every_kind_for_each_number_of_repetitions() -> None:
     canaries = make_canaries()
-    assert [c.repetitions for c in canaries] == [n for n in REPETITIONS for _ in KINDS]
+    assert [c.repetitions for c in canaries] == [n for n in REPETITIONS for _ in SECRETS]
     assert len({c.secret for c in canaries}) == len(canaries)
     assert all(c.text.count(c.secret) == 1 for c in canaries)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", SECRETS, ids=lambda kind: kind.name)
 def test_look_alikes_differ_from_the_canary_in_the_secret_only(kind: object) -> None:
     rng = generator(new_key())
     canary = next(c for c in make_canaries() if c.kind is kind)

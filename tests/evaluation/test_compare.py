@@ -18,7 +18,7 @@ from dpray.accounting.event import Event
 from dpray.cli import run_command
 from dpray.engines import text
 from dpray.engines.text import TextCodec
-from dpray.evaluation.compare import METHODS, Answer, answer, compare
+from dpray.evaluation.compare import METHODS, Chosen, answer, compare
 from dpray.methods.config import parse_config
 from dpray.methods.registry import make_plan
 from dpray.types import InputError
@@ -129,10 +129,10 @@ def test_a_comparison_with_all_keys_free_is_little_work(
 
 
 @pytest.fixture
-def ask(tree: Callable[..., dict[str, Any]]) -> Callable[..., Answer]:
+def ask(tree: Callable[..., dict[str, Any]]) -> Callable[..., Chosen]:
     """One method's answer, with keys of its own."""
 
-    def asked(name: str, records: int = 40, size: int = 4000, **keys: Any) -> Answer:
+    def asked(name: str, records: int = 40, size: int = 4000, **keys: Any) -> Chosen:
         config = parse_config(tree(data__public_size=size))
         if name == "dp_kps":
             keys = getattr(config.method, name) | keys
@@ -169,14 +169,14 @@ def test_every_method_answers_and_the_first_above_its_noise_is_recommended(
 
 
 def test_a_weak_signal_is_not_enough_and_more_records_make_it_stronger(
-    ask: Callable[..., Answer],
+    ask: Callable[..., Chosen],
 ) -> None:
     for name, keys in (("aug_pe", {}), ("dp_kps", {"vocabulary_size": 100})):
         assert not ask(name, records=400, size=100, **keys).is_enough
         assert ask(name, records=400, size=100_000, **keys).is_enough
 
 
-def test_an_epsilon_that_pays_for_no_text_says_so(ask: Callable[..., Answer]) -> None:
+def test_an_epsilon_that_pays_for_no_text_says_so(ask: Callable[..., Chosen]) -> None:
     keys = {"batches": "poisson", "max_tokens": 64, "clip_bound": 10.0, "batch_size": 16}
     poor = ask("private_prediction", records=1, size=50, **keys)
     assert poor.choice is None and poor.why_not is not None
@@ -192,7 +192,7 @@ def test_a_chain_is_not_compared(tree: Callable[..., dict[str, Any]], tmp_path: 
 
 
 def test_a_signal_says_what_epsilon_pays_for_and_not_what_was_wanted(
-    ask: Callable[..., Answer],
+    ask: Callable[..., Chosen],
 ) -> None:
     keys = {"max_tokens": 4, "clip_bound": 1.0, "batch_size": 40}
     values = []
@@ -203,7 +203,7 @@ def test_a_signal_says_what_epsilon_pays_for_and_not_what_was_wanted(
     assert min(values) > 40 and max(values) == values[-1]
 
 
-def test_keys_that_are_set_stay(ask: Callable[..., Answer]) -> None:
+def test_keys_that_are_set_stay(ask: Callable[..., Chosen]) -> None:
     for name, keys in (
         ("private_prediction", {"max_tokens": 4, "clip_bound": 7.0, "batch_size": 40}),
         ("aug_pe", {"iterations": 3, "variations": 5}),
@@ -230,7 +230,7 @@ def test_a_method_that_the_engine_does_not_fit_says_why(
 
 
 def test_a_vocabulary_without_counts_has_no_signal(
-    ask: Callable[..., Answer], tmp_path: Path
+    ask: Callable[..., Chosen], tmp_path: Path
 ) -> None:
     words = tmp_path / "plain.txt"
     words.write_text("".join(f"word{n}\n" for n in range(50)))

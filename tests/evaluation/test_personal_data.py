@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dpray.evaluation.personal_data import KINDS, PHONES, find_patterns, in_words
+from dpray.evaluation.personal_data import IDENTIFIERS, PHONES, find_patterns, in_words
 
 PLANTED = {
     "e-mail addresses": [
@@ -55,7 +55,7 @@ def test_other_numbers_are_not_taken_for_personal_data(text: str) -> None:
 def test_the_counts_and_their_words() -> None:
     texts = ["a@b.org and c@d.org, 10.0.0.1", "nothing", "", "call +41 44 668 18 00"]
     found = find_patterns(texts)
-    assert [*found["matches"]] == [*(kind.name for kind in KINDS), PHONES]
+    assert [*found["matches"]] == [*(kind.name for kind in IDENTIFIERS), PHONES]
     assert (found["texts"], found["texts_with_matches"]) == (4, 2)
     words = "e-mail addresses: 2, IP addresses: 1, phone numbers: 1"
     assert in_words(found) == (words, "2 of 4")

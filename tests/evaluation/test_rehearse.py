@@ -19,7 +19,7 @@ import dpray
 from dpray.cli import run_command
 from dpray.commands.rehearse import show_rehearsal
 from dpray.config.config import Config
-from dpray.evaluation.compare import Answer
+from dpray.evaluation.compare import Chosen
 from dpray.evaluation.rehearse import (
     Rehearsal,
     Rehearsed,
@@ -186,7 +186,7 @@ def scored(measure: str, mean: float, deviation: float = 0.1, signal: float = 2.
     """A method with this score, whose signal is enough from 1 on."""
     choice = Choice(cast("Any", None), Signal(signal, 1.0, "signal"), ())
     score = {"mean": mean if measure == "accuracy" else -mean, "deviation": deviation}
-    return Rehearsed(Answer(choice), {"records": 60, measure: score})
+    return Rehearsed(Chosen(choice), {"records": 60, measure: score})
 
 
 @pytest.mark.parametrize("measure", ["accuracy", "frechet_distance"])
@@ -210,7 +210,7 @@ def test_what_chance_may_have_put_behind_the_best_is_named(
     best = scored(measure, 0.5, 0.03)
     near, far = (scored(measure, mean, 0.04) for mean in (0.451, 0.449))
     above_by_chance = scored(measure, 0.53, 0.04, signal=0.5)
-    refused = Rehearsed(Answer(None), why_not="no model")
+    refused = Rehearsed(Chosen(None), why_not="no model")
     found = {
         1.0: {"aug_pe": best, "dp_sgd": far, "dp_kps": refused},
         2.0: {"aug_pe": near, "dp_sgd": best, "private_prediction": far},

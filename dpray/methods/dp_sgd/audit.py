@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
+from dpray.accounting.event import Array
 from dpray.config.config import Config
 from dpray.engines.model_path import resolve_model
+from dpray.extras import Late
 from dpray.mechanisms.monte_carlo import Scores, Target
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, fine_tune
@@ -32,6 +35,11 @@ from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer
 from dpray.runs.plan import Losses
+
+if TYPE_CHECKING:
+    import peft
+else:
+    peft = Late("peft")
 
 MOST_STEPS = 1000
 """The audit makes at most this many steps. Of a longer plan, it audits the claim for this many."""
@@ -47,8 +55,6 @@ SAME = 1e-6
 """
 
 TEXTS_PER_BATCH = 64
-
-Array = npt.NDArray[np.float64]
 
 
 def targets(plan: DpSgd) -> Iterator[Target]:
@@ -178,17 +184,13 @@ def _audited(plan: DpSgd) -> DpSgd:
 def released_losses(config: Config, settings: DpSgdSettings, folder: Path) -> Losses:
     """Load the model folder, or the adapter's folder, that a run of `config` released, to evaluate
     it. A text's loss is the mean negative log-likelihood of its tokens after its control code."""
-    from transformers import AutoModelForCausalLM
-
     base = resolve_model(config.engine.model)
     lora = settings.tuning == "lora"
     model: Any = AutoModelForCausalLM.from_pretrained(
         base if lora else folder, dtype="float32", trust_remote_code=False
     )
     if lora:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, str(folder))
+        model = peft.PeftModel.from_pretrained(model, str(folder))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loss = PerExampleLoss(model.requires_grad_(False)).eval().to(device)
     encoder, codes = text_encoder(config.engine, settings), control_codes(config.data, settings)

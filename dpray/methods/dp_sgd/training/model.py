@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,8 +21,14 @@ from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import resolve_model
 from dpray.engines.row_variation import refuse_shared_scales
 from dpray.engines.weights import load_whole, refuse_not_finite
+from dpray.extras import Late
 from dpray.methods.dp_sgd.training.clipped_loss import Forward, PerExampleLoss, check_norm_rules
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    import peft
+else:
+    peft = Late("peft")
 
 ADAPTER = "adapter"
 
@@ -151,9 +157,7 @@ def with_adapters(model: Any, settings: TrainingSettings) -> Any:
     """Return the model with the adapters that are trained, or as it is if all of it is."""
     if settings.tuning == "full":
         return model
-    from peft import LoraConfig, get_peft_model
-
-    adapters = LoraConfig(
+    adapters = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
@@ -163,7 +167,7 @@ def with_adapters(model: Any, settings: TrainingSettings) -> Any:
     # The adapters' random start is public, and the same on every rank.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return get_peft_model(model, adapters)
+        return peft.get_peft_model(model, adapters)
 
 
 def is_error(record: logging.LogRecord) -> bool:
