@@ -1,4 +1,4 @@
-"""`cost` computes the epsilon of an event, the smallest of four bounds. `calibrate` is its inverse:
+"""`cost` computes the epsilon of an event, the smallest of its bounds. `calibrate` is its inverse:
 it finds the value of one free parameter that uses up a target (epsilon, delta).
 
 - `pld`: the privacy loss distributions of `dp-accounting`, composed by FFT; draws of bounded range
@@ -9,7 +9,7 @@ it finds the value of one free parameter that uses up a target (epsilon, delta).
   Corollary 13, which is Theorem 1 of Amin et al. (2024);
 - `basic`: the sum of the pure epsilons.
 
-All four hold under adaptive choice of the mechanisms WITHIN a plan whose parameters were frozen
+All hold under adaptive choice of the mechanisms WITHIN a plan whose parameters were frozen
 before the data was touched. Across plans, use `dpray.accounting.composition`.
 """
 

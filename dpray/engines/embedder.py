@@ -114,6 +114,11 @@ class SentenceTransformerEmbedder:
 
         table.register_forward_pre_hook(with_embeddings)
 
+    @property
+    def device(self) -> str:
+        """Return where the model is, as torch names it."""
+        return str(self._model.device)
+
     def embed(self, texts: Sequence[str], batch_size: int = 32) -> npt.NDArray[np.float32]:
         """Return L2-normalised vectors, shape (number of texts, dimension).
 

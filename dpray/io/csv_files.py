@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from pathlib import PurePath
 from typing import Any
 
 from dpray.io.columns import looks_like_name
@@ -34,6 +35,9 @@ from dpray.io.text_files import (
 from dpray.types import InputError
 
 DELIMITERS = (",", ";", "\t", "|")
+
+DELIMITER_OF = {".tsv": "\t"}
+"""The endings that say it."""
 
 _SEPARATOR = re.compile(r'"?sep=(\\t|[^"\r\n])"?[,;\t|]*[\r\n]*$', re.IGNORECASE)
 """Matches the first line by which Excel names the delimiter; it may be padded as other rows are."""
@@ -268,7 +272,8 @@ def _not_csv(place: Where | str, form: FileFormat) -> InputError:
 
 def _dialect(first: str, name: str, form: FileFormat) -> dict[str, Any]:
     """Return the arguments of `csv.reader` for a file with this first line. A delimiter that is not
-    given is the one that divides the header into most names; a comma in doubt."""
+    given is that of the file's ending, or the one that divides the header into most names; a comma
+    in doubt."""
     shared: dict[str, Any] = {
         "strict": True,
         "quotechar": form.quote or None,
@@ -282,6 +287,6 @@ def _dialect(first: str, name: str, form: FileFormat) -> dict[str, Any]:
         except csv.Error:
             return 0
 
-    tabs = without_compression(name)[0].lower().endswith(".tsv")
-    delimiter = form.delimiter or ("\t" if tabs else max(DELIMITERS, key=names))
+    ending = PurePath(without_compression(name)[0].lower()).suffix
+    delimiter = form.delimiter or DELIMITER_OF.get(ending) or max(DELIMITERS, key=names)
     return shared | {"delimiter": delimiter}

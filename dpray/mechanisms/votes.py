@@ -14,6 +14,7 @@ Shapes: M private records, N synthetic texts, D dimensions of an embedding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from dpray.mechanisms.discrete_noise import Counts, discrete_gaussian
 GRID = 2.0**24
 # Squared distances of vectors of at most this norm stay below 2^53 on the grid.
 MAX_NORM = 2.0
+LONGEST_SQUARE = (MAX_NORM * GRID) ** 2
 # Cells of one distance matrix: 64 MiB in float32, and 32 MiB of exact ones in float64.
 CELLS, EXACT_CELLS = 2**24, 2**22
 FLOAT32_UNIT = 2.0**-24
@@ -32,6 +34,9 @@ NOISE_MULTIPLIERS = (1e-3, 1e7)
 """The range of noise multipliers: standard deviations over the sensitivity."""
 
 Array = npt.NDArray[np.float64]
+
+N = TypeVar("N", bound=Any)
+"""Numbers of numpy or of torch."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,9 @@ class VoteHistogram:
 
 
 def count_votes(
-    private_MD: npt.NDArray[np.float32], synthetic_ND: npt.NDArray[np.float32]
+    private_MD: npt.NDArray[np.float32],
+    synthetic_ND: npt.NDArray[np.float32],
+    device: str | None = None,
 ) -> Counts:
     """Count the private records that are nearest, in L2, to each synthetic text, shape (N,).
 
@@ -89,7 +96,8 @@ def count_votes(
     duplicates included, the first gets the vote. A vector that is 0, not finite or longer than 2
     (embedders give norm 1) stands for no text: such a record casts no vote, a rule on that record,
     and such a synthetic text gets none. The votes of shards add up to the votes of all records.
-    Memory grows with N, not with M.
+    Memory grows with N, not with M. Distances are computed by numpy, or by torch on
+    `device`, for a GPU: it moves no vote.
     Proof: docs/privacy.md, section 3.1.
 
     Raises ValueError for an empty synthetic set and for shapes that do not match.
@@ -107,18 +115,25 @@ def count_votes(
     synthetic_ND, is_text_N = _on_grid(synthetic_ND)
     if not is_text_N.any():
         return counts_N
-    search, place_U = _NearestText(synthetic_ND[is_text_N]), np.flatnonzero(is_text_N)
+    search = _search(synthetic_ND[is_text_N], device)
+    place_U = np.flatnonzero(is_text_N)[search.index_U]
     rows = max(1, CELLS // len(synthetic_ND))
     for start in range(0, len(private_MD), rows):
-        private_BD, is_text_B = _on_grid(private_MD[start : start + rows])
-        nearest_B = place_U[search.nearest(private_BD[is_text_B])]
-        counts_N += np.bincount(nearest_B, minlength=len(counts_N))
+        counts_N[place_U] += search.count(private_MD[start : start + rows])
     return counts_N
 
 
-class _NearestText:
-    """Finds exact nearest neighbours among the U distinct synthetic texts, lowest index first. All
-    rows are on the grid."""
+def _search(rows_ND: npt.NDArray[np.float32], device: str | None) -> NearestText:
+    if device is None:
+        return NearestText(rows_ND)
+    from dpray.mechanisms.votes_on_device import NearestOnDevice  # late: it imports torch
+
+    return NearestOnDevice(rows_ND, device)
+
+
+class NearestText:
+    """Finds exact nearest neighbours among the U distinct synthetic texts, which are on the grid,
+    lowest index first. `index_U` has the texts' places."""
 
     def __init__(self, rows_ND: npt.NDArray[np.float32]) -> None:
         # One row for each distinct text: duplicates would make every vote for them a near-tie.
@@ -130,17 +145,23 @@ class _NearestText:
         self.rounded_squares_U = (self.squares_U / GRID**2).astype(np.float32)
         self.largest_norm = float(_norms(self.rows_UD).max())
 
-    def nearest(self, rows_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """Return the index in the synthetic set of each row's nearest text, shape (B,)."""
+    def count(self, rows_BD: npt.NDArray[np.float32]) -> Counts:
+        """Return how many of the rows, of any numbers, are nearest to each text, shape (U,)."""
+        grid_BD, is_text_B = _on_grid(rows_BD)
+        nearest_B = self._nearest(grid_BD[is_text_B])
+        return np.bincount(nearest_B, minlength=len(self.index_U))
+
+    def _nearest(self, rows_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """Return the place among the U texts of each row's nearest one, shape (B,)."""
         if len(self.index_U) == 1:
             return np.zeros(len(rows_BD), dtype=np.int64)
         nearest_B, gap_B = self._in_float32(rows_BD)
-        unsure = np.flatnonzero(gap_B <= self._largest_rounding_gap(rows_BD))
+        unsure = np.flatnonzero(gap_B <= self.largest_rounding_gap(_norms(rows_BD)))
         step = max(1, EXACT_CELLS // len(self.index_U))
         for start in range(0, len(unsure), step):
             part = unsure[start : start + step]
             nearest_B[part] = self._exactly(rows_BD[part])
-        return self.index_U[nearest_B]
+        return nearest_B
 
     def _in_float32(self, rows_BD: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], Array]:
         """Return the nearest text in float32, and the gap between its squared distance and the
@@ -153,13 +174,14 @@ class _NearestText:
         order_BU[rows_B, nearest_B] = np.inf
         return nearest_B, order_BU.min(axis=1) - least_B
 
-    def _largest_rounding_gap(self, rows_BD: npt.NDArray[np.float32]) -> Array:
+    def largest_rounding_gap(self, norms_B: N) -> N:
         """Return the largest gap between two float32 squared distances that rounding alone can
-        make, shape (B,). In any order of summation, each distance is off by at most
-        gamma (|x| + |y|)^2, with gamma = n u / (1 - n u) for n roundings (Higham 2002, 3.1)."""
-        roundings = (rows_BD.shape[1] + 4) * FLOAT32_UNIT
+        make, for rows of these norms, shape (B,). In any order of summation, each distance is off
+        by at most gamma (|x| + |y|)^2, with gamma = n u / (1 - n u) for n roundings (Higham 2002,
+        3.1)."""
+        roundings = (self.rows_UD.shape[1] + 4) * FLOAT32_UNIT
         gamma = roundings / (1 - roundings)
-        gaps_B: Array = 2 * gamma * (_norms(rows_BD) + self.largest_norm) ** 2
+        gaps_B: N = 2 * gamma * (norms_B + self.largest_norm) ** 2
         return gaps_B
 
     def _exactly(self, rows_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
@@ -180,9 +202,10 @@ def _on_grid(
     with np.errstate(all="ignore"):  # numbers that are not finite, or not so rounded
         # Adding 0 turns -0 into 0: equal rows have equal bytes.
         grid_BD = np.rint(np.asarray(rows_BD, np.float32) * np.float32(GRID)) + np.float32(0)
+        # Exact up to the bound, so that every device finds the same rows.
+        squares_B = np.square(grid_BD, dtype=np.float64).sum(axis=1)
         grid_BD /= np.float32(GRID)
-        norms_B = _norms(grid_BD)
-        return np.ascontiguousarray(grid_BD), (norms_B > 0) & (norms_B <= MAX_NORM)
+        return np.ascontiguousarray(grid_BD), (squares_B > 0) & (squares_B <= LONGEST_SQUARE)
 
 
 def _norms(rows_BD: npt.NDArray[np.float32]) -> Array:

@@ -265,12 +265,13 @@ class Voters:
     def count(self, candidates_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
         """Count the votes for each label's candidates by the records of that label, shape (N,)
         each."""
-        counts = {}
+        counts, device = {}, self._of_public.device
+        there = device if device.startswith("cuda") else None
         for label, of_label_ND in candidates_ND.items():
             mine = self._parts.get(label, [])
             private_MD = np.concatenate(mine) if mine else np.zeros((0, of_label_ND.shape[1]), "f4")
             self._parts[label] = [private_MD]
-            counts[label] = count_votes(private_MD, of_label_ND)
+            counts[label] = count_votes(private_MD, of_label_ND, there)
         return counts
 
 

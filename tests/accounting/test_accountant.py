@@ -1,4 +1,4 @@
-"""Golden epsilons, properties of the four bounds, and the composition of runs."""
+"""Golden epsilons, properties of the bounds, and the composition of runs."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 class BagOfWords:
     """An embedder without a model: words hashed to 64 places."""
 
-    longest, kept = 64, ""
+    longest, kept, device = 64, "", "cpu"
 
     def __init__(self, model: str) -> None:
         assert model

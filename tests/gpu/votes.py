@@ -1,5 +1,5 @@
-"""A measurement of Aug-PE's votes: dpray's exact search on the host, and a plain float32 search on
-the device."""
+"""A measurement of Aug-PE's votes: dpray's exact search on the host and on the device, and a plain
+float32 search on the device."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def votes(small: bool) -> Iterator[dict[str, Any]]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     seconds, exact = voting(records, texts)
     ways = {"count_votes, host": (seconds, exact)}
+    ways[f"count_votes, {device}"] = voting(records, texts, device)
     ways[f"torch, {device}, float32"] = voting_by_torch(records, texts, device)
     for way, (seconds, counted) in ways.items():
         yield {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,11 +21,14 @@ from dpray.engines.finite_rows import FiniteRows, highest
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.logits import (
     PROBABILITY_GRID,
+    Clip,
     candidate_set,
     distribution_distance,
     probability_sum,
 )
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+
+CLIPS = get_args(Clip)
 
 V = 7
 logit = st.floats(-1e4, 1e4, width=32)
@@ -61,7 +64,7 @@ def matrix(rows: list[np.ndarray]) -> torch.Tensor:
 
 @settings(deadline=None)
 @given(rows=st.lists(row, max_size=40), new=row, place=st.integers(0, 40), c=bound, s=size)
-@pytest.mark.parametrize("clip", ["recentred", "dclip"])
+@pytest.mark.parametrize("clip", CLIPS)
 def test_a_mean_moves_by_at_most_c_over_s(rows, new, place, c, s, clip) -> None:  # type: ignore[no-untyped-def]
     """This holds to the last bit: there is no slack for rounding."""
     zeros = torch.zeros(V)  # public logits are added to both means alike
@@ -201,7 +204,7 @@ def test_candidate_sets() -> None:
 @settings(deadline=None, max_examples=50)
 @given(
     data=st.data(),
-    clip=st.sampled_from(["recentred", "dclip"]),
+    clip=st.sampled_from(CLIPS),
     candidates=st.sampled_from(["all", "top_k", "top_k_plus"]),
     sparse=st.booleans(),
 )
@@ -238,7 +241,7 @@ def sums(z: torch.Tensor, highest_S: torch.Tensor) -> torch.Tensor:
     probabilities = probability_sum(z, highest_S) / PROBABILITY_GRID
     clipped = [
         PrivateToken(1, 1, clip, 1.0, 1.0, 1.0).clipped_sum(z, public, None, highest_S)  # type: ignore[arg-type]
-        for clip in ("recentred", "dclip")
+        for clip in CLIPS
     ]
     return torch.stack([*clipped, probabilities])
 

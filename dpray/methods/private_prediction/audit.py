@@ -344,17 +344,18 @@ def _rows(
     unit_V[TARGET] = SURE
     public_V = torch.full((V,), -lead * tau)
     public_V[TARGET], public_V[OTHER] = -behind * tau, 0.0
-    if mechanism.clip == "recentred":
-        rows = math.ceil(s * tau * lead / (2 * c))
-        rows_SV = (public_V * s / rows).expand(rows, V)
-    else:
-        # With dclip the unit lifts TARGET by c only where the public prompt makes it so unlikely;
-        # rows that lift it by less than clipping allows compensate.
-        rows = max(0, math.ceil(s * (c - behind * tau) / c))
-        public_V[TARGET] -= c * rows / s
-        rows_SV = public_V.repeat(rows, 1)
-        rows_SV[:, TARGET] += c
-    return rows_SV, unit_V, public_V
+    match mechanism.clip:
+        case "recentred":
+            rows = math.ceil(s * tau * lead / (2 * c))
+            return (public_V * s / rows).expand(rows, V), unit_V, public_V
+        case "dclip":
+            # The unit lifts TARGET by c only where the public prompt makes it so unlikely; rows
+            # that lift it by less than clipping allows compensate.
+            rows = max(0, math.ceil(s * (c - behind * tau) / c))
+            public_V[TARGET] -= c * rows / s
+            rows_SV = public_V.repeat(rows, 1)
+            rows_SV[:, TARGET] += c
+            return rows_SV, unit_V, public_V
 
 
 def _asked(mechanism: PrivateToken, with_unit: bool, unit_says: int) -> Logits:

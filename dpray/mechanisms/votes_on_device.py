@@ -1,0 +1,81 @@
+"""The exact search for the nearest text (`dpray.mechanisms.votes.NearestText`) on a GPU.
+
+Claim: every vote is that of the host, so that a record's vote depends on that record and the
+synthetic texts only, whatever the device. Embeddings on the grid are whole numbers; products and
+sums of them stay below 2^53, so that float64 holds each partial sum exactly, in whatever order a
+kernel adds up and with or without fused multiplications. Equal distances go to the lowest index by
+a comparison with the least distance, not by the order in which a kernel meets them. Where float32
+is the faster way, it decides only what its rounding cannot move, by the bound of the host.
+Proof: docs/privacy.md, section 3.1.
+
+Shapes: B private records, U distinct synthetic texts, D dimensions of an embedding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dpray.mechanisms.discrete_noise import Counts
+from dpray.mechanisms.votes import GRID, LONGEST_SQUARE, NearestText
+
+FAST_FLOAT64 = {(8, 0), (9, 0), (10, 0)}
+"""The compute capabilities (A100, H100 and H200, B200) of cards whose float64 products take at most
+twice the time of float32 ones (NVIDIA's data sheets); on others they take 32 to 64 times it."""
+
+TRIED = 64
+"""The texts whose products are tried on a device before it counts."""
+
+
+class NearestOnDevice(NearestText):
+    """The search on a torch device. Private rows come and go in blocks: their number decides no
+    amount of the device's memory.
+
+    Raises ValueError for a device whose float64 products are not exact.
+    """
+
+    def __init__(self, rows_ND: npt.NDArray[np.float32], device: str) -> None:
+        super().__init__(rows_ND)
+        torch.set_float32_matmul_precision("highest")  # with TF32 the bound would not hold
+        self._device = torch.device(device)
+        self._is_exact = self._device.type == "cuda" and (
+            torch.cuda.get_device_capability(self._device) in FAST_FLOAT64
+        )
+        self._exact_UD, self._rows_UD, self._squares_U, self._rounded_squares_U = (
+            torch.from_numpy(each).to(self._device)
+            for each in (self.exact_UD, self.rows_UD, self.squares_U, self.rounded_squares_U)
+        )
+        self._refuse_inexact()
+
+    def count(self, rows_BD: npt.NDArray[np.float32]) -> Counts:
+        given_BD = torch.from_numpy(np.ascontiguousarray(rows_BD, np.float32)).to(self._device)
+        steps_BD = (given_BD * GRID).round_()
+        squares_B = steps_BD.double().square_().sum(dim=1)
+        steps_BD = steps_BD[(squares_B > 0) & (squares_B <= LONGEST_SQUARE)]
+        nearest_B = self._exactly_there(steps_BD) if self._is_exact else self._by_bound(steps_BD)
+        counts_U: Counts = nearest_B.bincount(minlength=len(self.index_U)).cpu().numpy()
+        return counts_U
+
+    def _by_bound(self, steps_BD: torch.Tensor) -> torch.Tensor:
+        """Search in float32, and again exactly for the rows whose gap rounding could make."""
+        rows_BD = steps_BD / GRID
+        order_BU = self._rounded_squares_U - 2 * (rows_BD @ self._rows_UD.T)
+        least_B, nearest_B = order_BU.min(dim=1)
+        order_BU.scatter_(1, nearest_B[:, None], torch.inf)
+        gap_B = order_BU.min(dim=1).values.double() - least_B.double()
+        norms_B = rows_BD.double().square().sum(dim=1).sqrt()
+        unsure = (gap_B <= self.largest_rounding_gap(norms_B)).nonzero().squeeze(1)
+        nearest_B[unsure] = self._exactly_there(steps_BD[unsure])
+        return nearest_B
+
+    def _exactly_there(self, steps_BD: torch.Tensor) -> torch.Tensor:
+        order_BU = self._squares_U - 2.0 * (steps_BD.double() @ self._exact_UD.T)
+        is_least_BU = order_BU == order_BU.min(dim=1, keepdim=True).values
+        places_U = torch.arange(len(self.index_U), device=self._device)
+        return places_U.where(is_least_BU, len(self.index_U)).min(dim=1).values
+
+    def _refuse_inexact(self) -> None:
+        there = (self._exact_UD[:TRIED] @ self._exact_UD.T).cpu().numpy()
+        if not np.array_equal(there, self.exact_UD[:TRIED] @ self.exact_UD.T):
+            raise ValueError(f"float64 products of {self._device} are not exact")

@@ -1,0 +1,130 @@
+"""The search that a GPU makes, here on torch's CPU device: every vote is that of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from dpray.mechanisms import votes as host
+from dpray.mechanisms import votes_on_device
+from dpray.mechanisms.votes import GRID, count_votes
+from dpray.mechanisms.votes_on_device import NearestOnDevice
+from tests.mechanisms.test_votes import clustered, matrix, population, rows
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class InFloat64(NearestOnDevice):
+    def __init__(self, rows_ND: np.ndarray, device: str) -> None:
+        super().__init__(rows_ND, device)
+        self._is_exact = True
+
+
+class InFloat32(NearestOnDevice):
+    def __init__(self, rows_ND: np.ndarray, device: str) -> None:
+        super().__init__(rows_ND, device)
+        self._is_exact = False
+
+
+WAYS = [InFloat64, InFloat32]
+
+
+def votes_there(way: type[NearestOnDevice], private: np.ndarray, texts: np.ndarray) -> np.ndarray:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "_search", lambda found, device: way(found, DEVICE))
+        return count_votes(private, texts)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=150)
+@given(private=rows, texts=population)
+def test_ties_duplicates_and_what_is_no_text(
+    way: type[NearestOnDevice], private: list[np.ndarray], texts: list[np.ndarray]
+) -> None:
+    there = votes_there(way, matrix(private), matrix(texts))
+    assert there.dtype == np.int64
+    assert there.tolist() == count_votes(matrix(private), matrix(texts)).tolist()
+
+
+def mixed(records: int, texts: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ordinary vectors, and nearly equal ones whose distances float32 cannot tell apart; copies
+    among the texts, and records that are in the middle of two texts."""
+    rng = np.random.default_rng(seed)
+    population = clustered(rng, texts)
+    population[::3] = rng.standard_normal(population[::3].shape).astype(np.float32)
+    population /= np.linalg.norm(population, axis=1, keepdims=True)
+    population[1::7] = population[0]
+    private = clustered(rng, records)
+    private[::2] = rng.standard_normal(private[::2].shape).astype(np.float32)
+    population[2], population[4] = np.eye(2, population.shape[1])
+    private[::5] = (population[2] + population[4]) / 2
+    return private, population
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_votes_are_those_of_the_host_in_any_blocks(
+    way: type[NearestOnDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, texts = mixed(20_000, 60, seed=1)
+    on_host = count_votes(private, texts)
+    assert (votes_there(way, private, texts) == on_host).all()
+    monkeypatch.setattr(host, "CELLS", 37 * len(texts))
+    assert (votes_there(way, private[:2_000], texts) == count_votes(private[:2_000], texts)).all()
+
+
+def trusts_float32(search: InFloat32, norms: torch.Tensor) -> torch.Tensor:
+    return norms.new_full(norms.shape, -1.0)
+
+
+def takes_the_last_of_equal(search: InFloat64, steps_BD: torch.Tensor) -> torch.Tensor:
+    order_BU = search._squares_U - 2.0 * (steps_BD.double() @ search._exact_UD.T)
+    return order_BU.shape[1] - 1 - order_BU.flip(1).argmin(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("way", "name", "fault"),
+    [
+        (InFloat32, "largest_rounding_gap", trusts_float32),
+        (InFloat64, "_exactly_there", takes_the_last_of_equal),
+    ],
+)
+def test_a_wrong_search_gives_other_votes(
+    way: type[NearestOnDevice],
+    name: str,
+    fault: Callable[..., torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    private, texts = mixed(20_000, 60, seed=2)
+    monkeypatch.setattr(way, name, fault)
+    assert (votes_there(way, private, texts) != count_votes(private, texts)).any()
+
+
+def test_a_device_that_rounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a library that makes float64 products of float32 ones would."""
+    texts = clustered(np.random.default_rng(3), 50)
+    on_grid = (np.rint(texts * GRID) / GRID).astype(np.float32)
+    assert NearestOnDevice(on_grid, DEVICE).count(texts).sum() == 50
+    right = torch.Tensor.__matmul__
+    monkeypatch.setattr(
+        torch.Tensor, "__matmul__", lambda a, b: right(a.float(), b.float()).to(a.dtype)
+    )
+    with pytest.raises(ValueError, match=r"float64 products of .* are not exact"):
+        NearestOnDevice(on_grid, DEVICE)
+
+
+def test_a_cuda_device_is_searched_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def search(rows: np.ndarray, device: str) -> NearestOnDevice:
+        asked.append(device)
+        return NearestOnDevice(rows, DEVICE)
+
+    monkeypatch.setattr(votes_on_device, "NearestOnDevice", search)
+    private, texts = mixed(100, 20, seed=4)
+    on_host = count_votes(private, texts)
+    assert asked == []
+    assert (count_votes(private, texts, "cuda:0") == on_host).all() and asked == ["cuda:0"]
