@@ -43,6 +43,10 @@ def test_all_figures_hold_on_a_host_and_make_a_page() -> None:
         if row["dtype"] == "float32"
     )
     assert max(row["difference, of C"] for row in rows["steps"]) < 1e-3
+    assert [row["stage"] for row in rows["zero"]] == [2, 2, 3, 3]
+    for row in rows["zero"]:
+        assert row["off the reference"] < 5e-6 < 1e-2 < row["weights moved"]
+        assert (row["ranks"], row["backend"], row["with Ray"]) == (2, "gloo", False)
     assert rows["votes"][0]["other votes"] == 0 and rows["votes"][1]["other votes"] <= 2
     for name in ("lockstep", "speed"):
         assert {row["of plain"] > 0 for row in rows[name] if "of plain" in row} == {True}
