@@ -106,7 +106,7 @@ lock: $(INSTALLED)
 		--extra all --extra gpu --extra vllm --output-file cluster/requirements.txt pyproject.toml
 
 # What the tests and figures of a GPU need, for a machine with torch and transformers, a Python GPU_PYTHON and no
-# package registry. GPU_HAS are its own packages: with scipy in it, out/wheels has 20 MiB, and 54 otherwise.
+# package registry. GPU_HAS are its own packages: with scipy in it, out/wheels has 22 MiB, and 56 otherwise.
 WHEELS := out/wheels
 GPU_PYTHON ?= 3.12
 GPU_HAS ?= torch transformers numpy huggingface_hub tokenizers safetensors
@@ -119,14 +119,16 @@ wheels: $(INSTALLED)
 	$(BIN)/python -m pip download $(QUIETLY) --no-deps --only-binary :all: --python-version $(GPU_PYTHON) \
 		$(foreach glibc,2014 _2_17 _2_27 _2_28 _2_31,--platform manylinux$(glibc)_x86_64) \
 		--requirement $(WHEELS)/requirements.txt --dest $(WHEELS)
+	DS_BUILD_OPS=0 $(BIN)/python -m pip wheel $(QUIETLY) --no-deps --no-build-isolation --constraint constraints.txt \
+		--wheel-dir $(WHEELS) deepspeed
 
 # What runs first on a machine with a GPU, after DPRAY_EXTRAS=gpu make install: the tests, and all figures in out/gpu.json,
 # within ten minutes. `make gpu-offline` does so without an installation and without vLLM, with what `make wheels` has
-# downloaded elsewhere, by PYTHON, which has torch and transformers.
+# downloaded elsewhere, by PYTHON, which has torch and transformers. GPU_PARTS="zero votes" are these measurements alone.
 GPU_TESTS := tests/gpu tests/methods/dp_sgd/training/test_clipped_loss.py tests/methods/private_prediction/test_side_by_side.py
 GPU_MINUTES ?= 8
-on_gpu = $(1) -m pytest -q -m gpu $(GPU_TESTS); tests=$$?; \
-	$(1) -m tests.gpu.figures --minutes $(GPU_MINUTES) --out out/gpu.json && exit $$tests
+on_gpu = $(if $(GPU_PARTS),,$(1) -m pytest -q -m gpu $(GPU_TESTS);) tests=$$?; \
+	$(1) -m tests.gpu.figures --minutes $(GPU_MINUTES) --out out/gpu.json $(GPU_PARTS:%=--only %) && exit $$tests
 
 gpu: $(INSTALLED)
 	$(call on_gpu,$(BIN)/python)

@@ -24,6 +24,7 @@ TITLES = {
     "rows": "How far a row's logits move with the rows beside it",
     "chunks": "A group in chunks of rows, from the same coins as the whole group",
     "steps": "Sums of clipped gradients, against gradients of one text at a time (small models)",
+    "zero": "Four steps under DeepSpeed's ZeRO (torchrun, no Ray), against those of one process",
     "votes": "Votes of private records (Aug-PE)",
     "lockstep": "Private decoding in the transformers engine, and plain sampling of the same group",
     "speed": "DP-SGD's micro-batches of texts of 128 tokens, beside plain training and Opacus",

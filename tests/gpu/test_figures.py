@@ -43,6 +43,10 @@ def test_all_figures_hold_on_a_host_and_make_a_page() -> None:
         if row["dtype"] == "float32"
     )
     assert max(row["difference, of C"] for row in rows["steps"]) < 1e-3
+    assert [row["stage"] for row in rows["zero"]] == [2, 2, 3, 3]
+    for row in rows["zero"]:
+        assert row["off the reference"] < 5e-6 < 1e-2 < row["weights moved"]
+        assert (row["ranks"], row["backend"], row["with Ray"]) == (2, "gloo", False)
     host, device, plain = (row["other votes"] for row in rows["votes"])
     assert host == device == 0 and plain <= 2
     for name in ("lockstep", "speed"):

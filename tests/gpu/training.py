@@ -1,9 +1,12 @@
-"""Measurements of DP-SGD on the device: the clipped sum against plain gradients, and the speed and
-memory of a step beside plain training and Opacus."""
+"""Measurements of DP-SGD on the device: the clipped sum against plain gradients, ZeRO's steps
+against one process', and the speed and memory of a step beside plain training and Opacus."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.pool import Pool, ThreadPool
 from typing import Any
@@ -82,6 +85,19 @@ def speed(small: bool) -> Iterator[Row]:
                         "of plain": per_second / plain,
                         "GiB": gib,
                     }
+
+
+def zero(small: bool) -> Iterator[Row]:
+    """Compare four steps under DeepSpeed's ZeRO 2 and 3 with those of one process, in ranks that
+    torchrun starts: one for each GPU (NCCL), or two on a host (gloo). Ray is not imported."""
+    ranks = torch.cuda.device_count() or 2
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    for stage in (2, 3):
+        rank = [f"--nproc-per-node={ranks}", "-m", "tests.gpu.zero_rank", str(stage)]
+        done = subprocess.run(torchrun + rank, stdout=subprocess.PIPE, text=True)
+        yield from (json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{")
+        if done.returncode:
+            raise RuntimeError(f"the ranks of stage {stage} ended with status {done.returncode}")
 
 
 def pool_of_one(small: bool, tasks: int | None) -> Pool:

@@ -70,7 +70,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     deep_llama().save_pretrained(folder / "deep")
     # One process loads the libraries, and each rank is a fork of it.
     multiprocessing.set_forkserver_preload(
-        [rank_main.__module__, "dpray.methods.dp_sgd.training.ranks"]
+        [rank_main.__module__, "dpray.methods.dp_sgd.training.zero"]
     )
     torch.multiprocessing.start_processes(
         rank_main, (ranks, free_ports(1)[0], folder), nprocs=ranks, start_method="forkserver"

@@ -128,7 +128,7 @@ def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
 def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str, torch.Tensor]:
     """Return the weights after four steps; those of AdamW by two trainers, the second one made from
     the state that the first one left."""
-    from dpray.methods.dp_sgd.training.ranks import ZeroTrainer
+    from dpray.methods.dp_sgd.training.zero import ZeroTrainer
 
     state: TrainingState | None = None
     halves = ((0, 2), (2, 4)) if optimizer == "adamw" else ((0, 4),)
@@ -155,7 +155,7 @@ def in_parts(tuning: Any) -> DpSgd:
 
 def _trained_in_parts(folder: str, tuning: str) -> dict[str, torch.Tensor]:
     """Return the weights after four steps, made by two trainers like those of AdamW above."""
-    from dpray.methods.dp_sgd.training.ranks import ZeroTrainer, loading
+    from dpray.methods.dp_sgd.training.zero import ZeroTrainer, loading
 
     ours, state = in_parts(tuning), None
     for start, end in ((0, 2), (2, 4)):
@@ -195,11 +195,11 @@ def _most_whole(folder: str, tuning: Any) -> float:
     pass keeps alive counts, though the parameter has given it up."""
     from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
-    from dpray.methods.dp_sgd.training import ranks
+    from dpray.methods.dp_sgd.training import zero
 
     ours, most = in_parts(tuning), 0
-    bucket, ranks.BUCKET = ranks.BUCKET, 100_000
-    loss: Any = load_loss(folder, ours.settings, ranks.loading(3))
+    bucket, zero.BUCKET = zero.BUCKET, 100_000
+    loss: Any = load_loss(folder, ours.settings, zero.loading(3))
     gathered: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def parted() -> list[Any]:
@@ -220,7 +220,7 @@ def _most_whole(folder: str, tuning: Any) -> float:
         most = max(most, held + coming)
 
     watched = register_module_forward_hook(look)
-    trainer = ranks.ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
+    trainer = zero.ZeroTrainer(ours.mechanism, ours.settings, loss, torch.device("cpu"))
     for parameter in loss.trainable_parameters().values():
         parameter.register_hook(look)
     trainer.accumulate([TrainingText((5, 6, 7, 8), 0)] * 2, (2, 7), last=True)
@@ -228,13 +228,13 @@ def _most_whole(folder: str, tuning: Any) -> float:
     trainer.update()
     watched.remove()
     trainer.close()
-    ranks.BUCKET = bucket
+    zero.BUCKET = bucket
     return most / sum(p.ds_numel for p in parted())
 
 
 def _refused(folder: str) -> str:
     """Return why a model is refused whose last norm's weight is used outside it too."""
-    from dpray.methods.dp_sgd.training.ranks import ZeroTrainer, loading
+    from dpray.methods.dp_sgd.training.zero import ZeroTrainer, loading
 
     ours = in_parts("full")
     loss: Any = load_loss(folder, ours.settings, loading(3))
@@ -248,7 +248,7 @@ def _refused(folder: str) -> str:
 
 def _noise_alone(stage: int) -> dict[str, torch.Tensor]:
     """Return how far one step on an empty batch moved the weights, and what this rank drew."""
-    from dpray.methods.dp_sgd.training.ranks import ZeroTrainer
+    from dpray.methods.dp_sgd.training.zero import ZeroTrainer
 
     loss = PerExampleLoss(gpt2(), two_passes=stage == 3).eval()
     ours = plan(SIGMA, stage=stage)
