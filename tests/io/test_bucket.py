@@ -1,4 +1,4 @@
-"""A bucket's model is listed, pinned, and fetched whole or not at all. Folders stand in for buckets:
+"""A bucket's model is listed, pinned, fetched whole or not at all. Folders stand in for buckets:
 tests/engines/mocked_bucket.py has an S3 server."""
 
 from __future__ import annotations
