@@ -84,20 +84,20 @@ docs: $(INSTALLED)
 	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# Known vulnerabilities, licences, bandit, the manifests, the image's file, Ray's launcher against a mocked AWS; bills
-# of materials in out/sbom. The tools have an environment of their own, AUDITOR, which is not audited.
+# Known vulnerabilities, licences, bandit, the manifests, the image's file, Ray's launcher and a model's bucket against
+# a mocked AWS; bills of materials in out/sbom. The tools have an environment of their own, AUDITOR, which is not audited.
 # AUDIT=--without-vulnerabilities does without the service that knows them.
 AUDITOR ?= $(VENV)/auditor
 AUDIT ?=
 # Not in constraints.txt, whose python-dateutil is newer than what boto3 takes.
-AWS := boto3==1.44.8 'moto[ec2]==5.2.5'
+AWS := boto3==1.44.8 'moto[ec2,s3]==5.2.5' flask==3.1.3 flask-cors==6.0.5
 audit: $(INSTALLED)
 	test -x $(AUDITOR)/bin/python || $(PYTHON) -m venv $(AUDITOR)
 	$(AUDITOR)/bin/python -m pip install $(QUIETLY) --upgrade pip
 	$(AUDITOR)/bin/python -m pip install $(QUIETLY) -c constraints.txt --group audit
 	$(AUDITOR)/bin/python -m tests.supply_chain.audit $(AUDIT) $(BIN)/python
 	$(BIN)/python -m pip install $(QUIETLY) --upgrade --target $(VENV)/aws $(AWS)
-	PYTHONPATH=$(VENV)/aws $(BIN)/python -m pytest -q -n 0 tests/cluster/mocked_aws.py
+	PYTHONPATH=$(VENV)/aws $(BIN)/python -m pytest -q -n 0 tests/cluster/mocked_aws.py tests/engines/mocked_bucket.py
 
 # The packages of the image with a GPU, each with the hashes of its files.
 lock: $(INSTALLED)

@@ -163,7 +163,9 @@ class EngineConfig(Section):
     kind: Literal["vllm", "transformers", "openai", "none"] = Field(
         "vllm", description="none: no language model (dp_kps only: the sequences themselves)"
     )
-    model: str = Field("", description="a folder, or a model's name on its hub")
+    model: str = Field(
+        "", description="a folder, one in a bucket (s3://, gs://), or a model's name on its hub"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: the model's own; float32 for private prediction"
     )

