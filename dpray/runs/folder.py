@@ -60,7 +60,7 @@ CONFIG = "config.json"
 them."""
 
 CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL = "checkpoints", "ray_train", "released_model"
-TOKENS = "tokens"
+TOKENS, EMBEDDINGS = "tokens", "embeddings"
 
 BATCHES_KEY = "batches.key"
 """The file in `private` with the secret key of Poisson batches, which is nowhere else. A finished
@@ -69,8 +69,8 @@ run does not need it."""
 FIRST = "first"
 """The folder in `private` of the first run of a chain."""
 
-SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL, TOKENS)
-"""The folders in `private` that a training fills and a finished run has no use for."""
+SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL, TOKENS, EMBEDDINGS)
+"""The folders in `private` that a run fills and a finished one has no use for."""
 
 
 class ReleaseFolder:

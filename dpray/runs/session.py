@@ -29,12 +29,12 @@ import numpy.typing as npt
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
 from dpray.engines.requests import Ask, Request
-from dpray.io.files import DISK_FULL, disk_is_full, owners_only, write_durably
+from dpray.io.files import DISK_FULL, disk_is_full, make_private, owners_only, write_durably
 from dpray.ledger.ledger import RunLedger
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
-from dpray.runs.folder import ReleaseFolder
+from dpray.runs.folder import EMBEDDINGS, ReleaseFolder
 from dpray.runs.plan import Plan, label_histogram
 from dpray.runs.privacy_report import Calls, MethodPart
 from dpray.types import (
@@ -53,7 +53,7 @@ from dpray.workers.engine_pool import EnginePool, on_pool
 from dpray.workers.failures import FAIL, RESUME, class_name, kind_of
 from dpray.workers.metrics import Record, RunMetrics, no_metrics
 from dpray.workers.rows import Row, data_pieces, record_rows
-from dpray.workers.shards import Shards, W
+from dpray.workers.shards import Shards, Voters, W
 
 LOSSES = "losses.jsonl"
 """The file in `private` that has the causes of repeats."""
@@ -336,6 +336,12 @@ class Session(Generic[P_co]):
         """Return workers that together hold all private records; `config` gives them other
         resources."""
         return closing(Shards(config or self.config, worker, *arguments, gpus=gpus))
+
+    def voters(self, config: Config | None = None, gpus: float = 0.0) -> closing[Shards[Voters]]:
+        """Return shards of the private records' embeddings, which are kept for another attempt."""
+        folder = self.folder.private.resolve() / EMBEDDINGS / self.run_id
+        make_private(folder)
+        return self.shards(Voters, str(folder), config=config, gpus=gpus)
 
     # Models
 

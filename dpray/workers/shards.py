@@ -13,10 +13,14 @@ Proof: docs/privacy.md, section 2.7.
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +32,7 @@ from dpray.config.config import Config
 from dpray.engines.base import EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.kept_state import stateless_pair
+from dpray.io.files import owners_only, sha256_of
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.votes import VoteHistogram, count_votes
 from dpray.types import InputError, Resumable
@@ -234,6 +239,10 @@ def _blocks(config: Config) -> list[object]:
 # Votes
 
 
+PROBE = "patients and prices"
+"""A public text that tells whether a model is the one that made the embeddings in a file."""
+
+
 class Voters:
     """One shard of the private records, embedded once. Its counts are exact and private:
     `noisy_votes` adds the noise to the sum of all shards.
@@ -241,22 +250,54 @@ class Voters:
     Claim: a record's embedding depends on that record only, and public ones on public texts only:
     they come from a copy of the model that never reads a private text. Both copies were tried for a
     state that they keep. Raises InputError or EngineError for a model that cannot be used.
+
+    `folder` is where the embeddings of each block are kept for another actor or attempt, if this
+    machine sees it. A file is named by its SHA-256, by its texts and by the model's embedding of a
+    public text, so it holds what this model makes of these texts.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, folder: str = "") -> None:
         self._embedder, self._of_public = stateless_pair(
             SentenceTransformerEmbedder, config.embedder.model
         )
         self._parts: defaultdict[str, list[Embeddings]] = defaultdict(list)
+        # A worker keeps nothing on a disk that it does not share with the driver.
+        self._folder = Path(folder) if folder and Path(folder).is_dir() else None
+        self._model = b"" if self._folder is None else self._of_public.embed([PROBE]).tobytes()
 
     def load(self, rows: Sequence[Row]) -> None:
-        by_label: defaultdict[str, list[str]] = defaultdict(list)
-        for row in rows:
-            by_label[row["label"]].append(row["text"])
-        for label, texts in by_label.items():
-            # One text at a time: in a batch, its embedding's last bits would depend on the other
-            # records, and a record's vote may depend on that record only.
-            self._parts[label].append(self._embedder.embed(texts, batch_size=1))
+        vectors_ND = self._kept([row["text"] for row in rows])
+        of_label: defaultdict[str, list[int]] = defaultdict(list)
+        for number, row in enumerate(rows):
+            of_label[row["label"]].append(number)
+        for label, numbers in of_label.items():
+            self._parts[label].append(vectors_ND[numbers])
+
+    def _kept(self, texts: Sequence[str]) -> Embeddings:
+        """Return the embeddings of these private texts, which an earlier actor or attempt may have
+        left in the folder. A file that does not hold what was written is not used."""
+        if self._folder is None or not texts:
+            return self._embed_privately(texts)
+        name = hashlib.sha256(self._model)
+        for text in texts:
+            name.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+        for path in self._folder.glob(f"{name.hexdigest()}-*.npy"):
+            if path.stem.endswith(sha256_of(path)):
+                kept_ND: Embeddings = np.load(path)
+                return kept_ND
+        vectors_ND = self._embed_privately(texts)
+        part = self._folder / f"{uuid4().hex}.part"
+        with suppress(OSError):  # such as a full disk: the embeddings are here
+            with open(part, "wb", opener=owners_only) as file:
+                np.save(file, vectors_ND)
+            part.rename(self._folder / f"{name.hexdigest()}-{sha256_of(part)}.npy")
+        part.unlink(missing_ok=True)
+        return vectors_ND
+
+    def _embed_privately(self, texts: Sequence[str]) -> Embeddings:
+        # One text at a time: in a batch, its embedding's last bits would depend on the other
+        # records, and a record's vote may depend on that record only.
+        return self._embedder.embed(texts, batch_size=1)
 
     def embed(self, texts: Sequence[str]) -> Embeddings:
         """Embed public texts, which may share a batch."""

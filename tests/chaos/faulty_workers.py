@@ -149,24 +149,25 @@ def fill_the_memory(text: str) -> None:
     raise AssertionError("Ray did not end this process")
 
 
-def main(place: str, fault: str, marker: str, config: str) -> int:
+def run_with_hook(hook: str, fault: list[Any], marker: str, config: str) -> int:
+    """Run a configuration on Ray, whose workers call `hook` when they start; the fault is in their
+    environment."""
     from dpray.cli import run_command
     from tests.faults import driver
 
     # After dpray: Ray reads the settings of `dpray.workers` when it is imported.
     ray: Any = importlib.import_module("ray")
-    variables = {
-        "DPRAY_TEST_FAULT": json.dumps([place, fault, marker]),
-        "PYTHONPATH": os.pathsep.join(sys.path[1:]),
-    }
-    environment = {
-        "env_vars": variables,
-        "worker_process_setup_hook": "tests.chaos.faulty_workers.install",
-    }
+    variables = {"DPRAY_TEST_FAULT": json.dumps(fault), "PYTHONPATH": os.pathsep.join(sys.path[1:])}
+    environment = {"env_vars": variables, "worker_process_setup_hook": hook}
     ray.init(runtime_env=environment, log_to_driver=False, logging_level="ERROR")
     if "dp_sgd" in Path(config).read_text():  # it trains a real model, which writes the texts
         return run_command(["run", config, "--json"])
     return driver.main("none", marker, config)
+
+
+def main(place: str, fault: str, marker: str, config: str) -> int:
+    hook = "tests.chaos.faulty_workers.install"
+    return run_with_hook(hook, [place, fault, marker], marker, config)
 
 
 if __name__ == "__main__":

@@ -107,14 +107,6 @@ class Case:
         ]
         return [text.strip() for line in lines for text, *_ in line["examples"] if text.strip()]
 
-    def left_behind(self) -> list[str]:
-        """Return what a finished run should not have in its folder any more."""
-        private = self.output / "private"
-        patterns = ("**/*.tmp", "private/staging/*", "private/parts/*.jsonl", "private/*.key")
-        found = [path for pattern in patterns for path in self.output.glob(pattern)]
-        found += [private / name for name in ("tokens", "checkpoints", "released_model", "model")]
-        return [f"{path.name} was left behind" for path in found if path.exists()]
-
     def tell(self, kills: list[str], records: int) -> str:
         """Run the case; return "held", or what did not."""
         texts: list[str] = []
@@ -132,13 +124,25 @@ class Case:
             self.kills += 1
         if (code := self.run()) != 0:
             return f"exit code {code} in the end: {self.printed.read_text()[-500:]}"
-        faults = self.faults() + self.left_behind()
+        faults = self.faults() + left_behind(self.output)
         lines = (self.output / "synthetic.jsonl").read_bytes().splitlines()
         released = {json.loads(line)["text"] for line in lines}
         if len(lines) != records:
             faults.append(f"{len(lines)} records, not {records}")
         faults += (f"'{text}' was published and is lost" for text in set(texts) - released)
         return "; ".join(faults) or "held"
+
+
+def left_behind(output: Path) -> list[str]:
+    """Return what a finished run should not have in its folder any more."""
+    private = output / "private"
+    patterns = ("**/*.tmp", "private/staging/*", "private/parts/*.jsonl", "private/*.key")
+    found = [path for pattern in patterns for path in output.glob(pattern)]
+    found += [
+        private / name
+        for name in ("tokens", "embeddings", "checkpoints", "released_model", "model")
+    ]
+    return [f"{path.name} was left behind" for path in found if path.exists()]
 
 
 def exit_code(work: Callable[[], None]) -> int:
@@ -160,7 +164,7 @@ def rehearse(case: Case) -> tuple[list[str], int]:
     names = case.folder.with_suffix(".points")
     code = case.run(points=names)
     assert code == 0, case.printed.read_text()
-    assert not (faults := case.faults() + case.left_behind()), faults
+    assert not (faults := case.faults() + left_behind(case.output)), faults
     records: int = json.loads(case.report.read_text())["records"]
     for module in names.with_suffix(".modules").read_text().splitlines():
         with suppress(ImportError):  # some are made by a library, and have no file

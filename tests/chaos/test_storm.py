@@ -67,9 +67,9 @@ class Nodes:
         self.started = 0
         self.others: list[tuple[ExitStack, subprocess.Popen[bytes]]] = []
         for _ in range(2):
-            self._add()
+            self.add()
 
-    def _add(self, tries: int = 3) -> None:
+    def add(self, tries: int = 3) -> None:
         """Start a node; a busy machine may not start it in Ray's time."""
         self.started += 1
         stack = ExitStack()
@@ -79,13 +79,12 @@ class Nodes:
         except AssertionError:
             if tries == 1:
                 raise
-            self._add(tries - 1)
+            self.add(tries - 1)
 
-    def replace_one(self, rng: random.Random) -> None:
+    def end_one(self, rng: random.Random) -> None:
         stack, node = self.others.pop(rng.randrange(len(self.others)))
         kill(node)
         stack.close()
-        self._add()
 
     def workers(self, *names: str) -> list[psutil.Process]:
         every = [self.cluster.head, *(node for _, node in self.others)]
@@ -122,7 +121,7 @@ class Storm:
             "driver": lambda driver: driver.kill(),
             "actor": lambda driver: self._kill(*ACTORS),
             "accountant": lambda driver: self._kill("Accountant"),
-            "node": lambda driver: nodes.replace_one(self.rng),
+            "node": lambda driver: self._replace_node(),
             "database": lambda driver: self._lock_database(),
         }
         if os.path.ismount(run.output.parent):
@@ -132,6 +131,10 @@ class Storm:
         if workers := self.nodes.workers(*names):
             with suppress(psutil.NoSuchProcess):
                 self.rng.choice(workers).kill()
+
+    def _replace_node(self) -> None:
+        self.nodes.end_one(self.rng)
+        self.nodes.add()
 
     def _lock_database(self) -> None:
         """Let nobody write to the ledger for three seconds; on PostgreSQL all connections are lost

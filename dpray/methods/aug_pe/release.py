@@ -99,7 +99,7 @@ def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards[Voters], As
     session.show("private embeddings")
     config = side_by_side(session.config)
     with (
-        session.shards(Voters, config=config, gpus=voters_gpus(config)) as voters,
+        session.voters(config, voters_gpus(config)) as voters,
         session.language_model(config) as ask,
     ):
         yield voters, ask

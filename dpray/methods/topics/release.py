@@ -47,7 +47,7 @@ def measured(session: TopicsSession) -> dict[str, Any]:
     plan = session.plan
     session.show("private embeddings")
     # On Ray, voters get no GPUs: those of a run are for its language model.
-    with session.shards(Voters) as voters:
+    with session.voters() as voters:
         session.show("topics")
         texts, labels = zip(*((r["text"], r["label"]) for r in plan.public), strict=True)
         topics = PublicTopics.of(texts, labels, embedded(voters, texts), plan.settings)

@@ -18,6 +18,7 @@ from dpray.methods.aug_pe import release
 from dpray.methods.config import parse_config
 from dpray.types import InputError, Resumable
 from dpray.workers import shards
+from dpray.workers.shards import Voters
 from tests.engines.bag_of_words import BagOfWords
 from tests.engines.kept import Kept
 from tests.workers.outcomes import lines
@@ -120,6 +121,66 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(
     account = ledger.account("notes")
     assert account is not None and len(account.charges) == 1
     ledger.close()
+
+
+class Counted(BagOfWords):
+    """Counts the private texts that it embeds."""
+
+    private = 0
+
+    def embed(self, texts: Any, batch_size: int = 32) -> Any:
+        Counted.private += sum("Marlowe" in text for text in texts)
+        return super().embed(texts, batch_size)
+
+
+class OtherModel(Counted):
+    def embed(self, texts: Any, batch_size: int = 32) -> Any:
+        return -super().embed(texts, batch_size)
+
+
+def test_the_next_attempt_embeds_no_record_that_is_kept_and_unaltered(
+    config: Callable[..., Config], asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, vote = config(), release.noisy_votes
+    monkeypatch.setattr(shards, "CHUNK", 25)
+    monkeypatch.setattr(Counted, "private", 0)
+    private = Path(run.output.path) / "private"
+
+    def attempt(embedder: type[Counted], cut_off: bool = True) -> tuple[Any, int]:
+        """Return the exact counts of the attempt's first vote, and how many texts it embedded."""
+        exact: list[Any] = []
+
+        def votes(voters: Any, mechanism: Any, candidates_ND: Any) -> Any:
+            exact.append(voters.each(Voters.count, candidates_ND))
+            if cut_off:
+                raise KeyboardInterrupt
+            return vote(voters, mechanism, candidates_ND)
+
+        monkeypatch.setattr(release, "noisy_votes", votes)
+        monkeypatch.setattr(shards, "SentenceTransformerEmbedder", embedder)
+        before = Counted.private
+        if cut_off:
+            with pytest.raises(Resumable):
+                asked.run(run)
+        else:
+            asked.run(run)
+        [counts] = exact[0]
+        return {name: found.tolist() for name, found in counts.items()}, Counted.private - before
+
+    first, texts = attempt(Counted)
+    assert texts == 60
+    [folder] = (private / "embeddings").iterdir()
+    files = sorted(folder.iterdir())
+    assert len(files) == 3 and folder.stat().st_mode & 0o777 == 0o700
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
+    assert attempt(Counted) == (first, 0)
+    files[0].write_bytes(files[1].read_bytes())
+    files[1].write_bytes(files[1].read_bytes()[:-1])
+    again, texts = attempt(Counted)
+    assert again == first and texts in (35, 50), "two of three blocks of 25, 25 and 10"
+    assert attempt(OtherModel)[1] == 60, "another model's embeddings are not these"
+    assert attempt(Counted, cut_off=False) == (first, 0)
+    assert not (private / "embeddings").exists()
 
 
 def test_what_writes_the_texts_may_change_between_two_votes(
