@@ -25,7 +25,7 @@ from dpray.io.files import read_json
 from dpray.types import InputError
 
 PROCESS, LIBRARIES = GIB // 4, GIB * 3 // 4
-"""What a worker without a model and one with a model's libraries hold before they load anything."""
+"""The bytes of a worker without a model, and of one with a model's libraries, before it loads any."""
 
 STEP = GIB // 8
 """Reservations are rounded up to a multiple of this."""

@@ -24,8 +24,8 @@ class Batch:
     """The token ids of a batch's private prompts (none if the batch is empty) and of its public
     prompt, and the secret `key` of its coins.
 
-    Claim: a batch with the same key and the same rows gives the same texts, whatever comes to pass
-    between two draws of it. So a batch that was lost is drawn again at no cost, whatever private
+    Claim: a batch with the same key and the same rows gives the same texts each time it is
+    drawn. So a batch that was lost is drawn again at no cost, whatever private
     rows or draws had to do with the loss. Proof: docs/privacy.md, section 2.7.
     """
 
