@@ -25,7 +25,7 @@ from dpray.io.files import read_json
 from dpray.types import InputError
 
 PROCESS, LIBRARIES = GIB // 4, GIB * 3 // 4
-"""The bytes of a worker without a model, and of one with a model's libraries, before it loads any."""
+"""The bytes of a worker without a model, and of one with a model's libraries and no model yet."""
 
 STEP = GIB // 8
 """Reservations are rounded up to a multiple of this."""
