@@ -76,13 +76,23 @@ QUIET_SECONDS, LINE_SECONDS = 10.0, 30.0
 at each change of activity, and one after so many seconds without a line."""
 
 
+Actors = tuple[int, int]
+"""A run's own actors that answer, and the most that it may have."""
+
+
 class ProgressLog:
-    """Writes lines about a long command for the log of a job, with public quantities only."""
+    """Writes lines about a long command for the log of a job, with public quantities only. `actors`
+    is asked for each line, and returns None where there are none."""
 
     def __init__(
-        self, write: Callable[[str], None], activity: str = "", *, as_json: bool = False
+        self,
+        write: Callable[[str], None],
+        activity: str = "",
+        *,
+        as_json: bool = False,
+        actors: Callable[[], Actors | None] = lambda: None,
     ) -> None:
-        self._write, self._as_json = write, as_json
+        self._write, self._as_json, self._actors = write, as_json, actors
         self._began = self._moved = monotonic()
         self._due = self._began + QUIET_SECONDS
         self._shown, self._now = "", Progress(activity)
@@ -117,32 +127,43 @@ class ProgressLog:
     def _write_line(self) -> None:
         time, now = monotonic(), self._now
         self._shown, self._due = now.activity, time + LINE_SECONDS
-        elapsed, still = int(time - self._began), time - self._moved
+        elapsed, still = int(time - self._began), int(time - self._moved)
+        alive, asked = self._actors() or (None, None)
         if self._as_json:
-            self._write(
-                json.dumps({"seconds": elapsed, **vars(now), "seconds_since_part": int(still)})
-            )
+            counted = {"actors_alive": alive, "actors_asked": asked, "seconds_since_part": still}
+            self._write(json.dumps({"seconds": elapsed, **vars(now), **counted}))
             return
         done = f" {now.completed:,}" if now.completed or now.total else ""
-        parts = [f"{now.activity}{done}{f' of {now.total:,}' if now.total else ''}", now.detail]
-        parts += [f"the last part {still:.0f} s ago"] if still >= LINE_SECONDS else []
+        parts = [f"{now.activity}{done}{f' of {now.total:,}' if now.total else ''}", _detail(now)]
+        parts += [] if alive is None else [f"{alive} of {asked} actors alive"]
+        parts += [f"the last part {still} s ago"] if done or still >= LINE_SECONDS else []
         self._write(f"{timedelta(seconds=elapsed)} {'; '.join(filter(None, parts))}")
+
+
+def _detail(now: Progress) -> str:
+    speed = now.tokens_per_second
+    return ", ".join(filter(None, [now.detail, f"{speed:,.0f} tokens/s" if speed else ""]))
 
 
 @contextmanager
 def progress_bar(
-    activity: str = "", *, transient: bool = True, as_json: bool = False
+    activity: str = "",
+    *,
+    transient: bool = True,
+    as_json: bool = False,
+    actors: Callable[[], Actors | None] = lambda: None,
 ) -> Iterator[OnProgress]:
     """Draw a progress bar of public quantities on stderr while the block runs. Yields the function
     that moves it, for use as `on_progress`. A `transient` bar is erased at the end. If stderr is no
-    terminal, a `ProgressLog` writes lines there, with `as_json` a JSON object in each."""
+    terminal, a `ProgressLog` writes lines there, with `as_json` a JSON object in each, and the
+    number of `actors`."""
     console = Terminal(stderr=True)
     if not console.is_terminal:
 
         def write(line: str) -> None:
             print(printable(line), file=console.file, flush=True)
 
-        log = ProgressLog(write, activity, as_json=as_json)
+        log = ProgressLog(write, activity, as_json=as_json, actors=actors)
         with log.running():
             yield log.show
         return
@@ -164,7 +185,7 @@ def progress_bar(
                 task,
                 activity=progress.activity,
                 completed=progress.completed,
-                detail=progress.detail,
+                detail=_detail(progress),
             )
 
         yield show

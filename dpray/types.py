@@ -157,6 +157,7 @@ class Progress:
     completed: int = 0
     total: int | None = None
     detail: str = ""
+    tokens_per_second: float | None = None
 
 
 OnProgress = Callable[[Progress], None]

@@ -27,15 +27,19 @@ def test_a_short_command_writes_nothing(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.usefixtures("at_once")
 def test_each_change_of_activity_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar("starting") as show:
+    with progress_bar("starting", actors=lambda: (3, 4)) as show:
         for number in range(3):
-            show(Progress("batches", number, 1500, "12 tokens a second\x1b[2J"))
+            show(Progress("batches", number, 1500, "12 texts\x1b[2J", 1234.5))
         show(Progress("writing the release"))
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if "starting" not in line]
     assert out == "" and len(lines) == 2
-    assert re.fullmatch(r"0:00:0\d batches 0 of 1,500; 12 tokens a second�\[2J", lines[0])
-    assert re.fullmatch(r"0:00:0\d writing the release", lines[1])
+    assert re.fullmatch(
+        r"0:00:0\d batches 0 of 1,500; 12 texts�\[2J, 1,234 tokens/s; 3 of 4 actors alive; "
+        r"the last part \d s ago",
+        lines[0],
+    )
+    assert re.fullmatch(r"0:00:0\d writing the release; 3 of 4 actors alive", lines[1])
 
 
 @pytest.mark.usefixtures("at_once")
@@ -56,8 +60,11 @@ def test_a_line_comes_though_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("at_once")
 def test_programs_get_objects(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar("starting", as_json=True) as show:
-        show(Progress("texts", 2, None, "3 of 4 actors"))
+    with progress_bar("starting", as_json=True, actors=lambda: (3, 4)) as show:
+        show(Progress("texts", 2, None, "eps 1", 5.5))
     last = json.loads(capsys.readouterr().err.splitlines()[-1])
     assert last.pop("seconds") < 10 and last.pop("seconds_since_part") < 10
-    assert last == {"activity": "texts", "completed": 2, "total": None, "detail": "3 of 4 actors"}
+    assert last == {
+        "activity": "texts", "completed": 2, "total": None, "detail": "eps 1",
+        "tokens_per_second": 5.5, "actors_alive": 3, "actors_asked": 4,
+    }  # fmt: skip

@@ -32,7 +32,14 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 
 def run_with_progress(config: Config, as_json: bool = False) -> dict[str, object]:
     """Run the configuration with a progress bar of public quantities, or their lines in a log."""
-    with progress_bar("starting", transient=False, as_json=as_json) as on_progress:
+    from dpray.workers.cluster import actors_alive
+
+    def actors() -> tuple[int, int] | None:
+        alive = actors_alive() if config.runtime.uses_ray else None
+        return None if alive is None else (alive, config.runtime.actors)
+
+    shown = {"transient": False, "as_json": as_json}
+    with progress_bar("starting", **shown, actors=actors) as on_progress:
         return dpray.run(config, on_progress).report
 
 

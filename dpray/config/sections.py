@@ -73,6 +73,17 @@ class MethodSettings(Section):
     """The mechanism after which that is so; None: it always is."""
 
     @property
+    def training_size(self) -> tuple[int, int]:
+        """Return the numbers that a training holds for each weight, and the tokens of a
+        micro-batch; zeros for a method without one."""
+        return 0, 0
+
+    @property
+    def shard_bytes(self) -> int:
+        """Return the bytes of public data that a shard of the records holds."""
+        return 0
+
+    @property
     def each(self) -> Sequence[MethodSettings]:
         """Return the settings of each of the run's methods; a chain has several."""
         return (self,)
@@ -243,10 +254,11 @@ class RuntimeConfig(Section):
         description="null: engine.tensor_parallel_size for vllm and transformers if the Ray "
         "cluster has GPUs, else 0; 0: on the CPU, even if the machine has GPUs",
     )
-    memory_per_actor: NotNegative = Field(
-        0.0,
+    memory_per_actor: NotNegative | None = Field(
+        None,
         description="GiB of a machine's memory that Ray keeps for an actor and gives to no other; "
-        "0: actors go where there are CPUs, and several may fill a machine's memory",
+        "null: what its model and its share of the records take, by public sizes; 0: actors go "
+        "where there are CPUs, and several may fill a machine's memory",
     )
     batches_per_task: Count | None = Field(
         None,

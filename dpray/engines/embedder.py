@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from dpray.engines.base import (
 )
 from dpray.engines.float32 import without_tf32
 from dpray.engines.kept_state import kept_by
-from dpray.engines.model_path import folder_or_hub
+from dpray.engines.model_path import folder_or_hub, weights_at_hand
 from dpray.engines.silence import silence_models
 from dpray.extras import require
 from dpray.types import InputError, is_interruption, valid_unicode
@@ -38,11 +39,18 @@ DEVICE_FAILED = (OutOfMemory.__name__, DeviceLost.__name__, "AcceleratorError")
 """The names of failures that say nothing of a text: texts have a public bound on their length."""
 
 
-def locate_embedder(model: str) -> str:
-    """Return the folder or the hub's name of an embedder; all-MiniLM-L6-v2 may be installed as a
-    package."""
+def embedder_at_hand(model: str) -> Path | None:
+    """Return the folder of an embedder if it is on this machine; all-MiniLM-L6-v2 may be installed
+    as a package."""
     if model == _PACKAGED and importlib.util.find_spec(_PACKAGE) is not None:
-        return str(importlib.import_module(_PACKAGE).MODEL_DIR)
+        return Path(importlib.import_module(_PACKAGE).MODEL_DIR)
+    return weights_at_hand(model)
+
+
+def locate_embedder(model: str) -> str:
+    """Return the folder or the hub's name of an embedder."""
+    if model == _PACKAGED and (folder := embedder_at_hand(model)) is not None:
+        return str(folder)
     return folder_or_hub(model, "embedder.model")
 
 

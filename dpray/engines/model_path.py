@@ -78,6 +78,15 @@ def is_at_hand(model: str) -> bool:
     return base == SMOLLM2 or _is_folder(base)
 
 
+def weights_at_hand(model: str) -> Path | None:
+    """Return the folder with the weights of a model, or of the one that its adapters belong to, if
+    it is on this machine; nothing is converted or merged for it. Raises InputError."""
+    *_, base = with_bases(model)
+    if base == SMOLLM2 and not _is_folder(base):
+        base = str(user_cache_path("dpray") / f"{SMOLLM2}-0.1.2")
+    return Path(base) if _is_folder(base) else None
+
+
 def is_hub_name(model: str) -> bool:
     """Return whether a model's name can be one on a hub: "owner/name", or only a name."""
     return bool(_HUB_NAME.fullmatch(model))

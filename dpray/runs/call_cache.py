@@ -107,13 +107,14 @@ def ask_cached(
     engine: TextGenerator,
     cache: CallCache,
     requests: Sequence[Request],
-    on_completion: Callable[[], None] = lambda: None,
+    on_completion: Callable[[int], None] = lambda tokens: None,
 ) -> list[str]:
     """Return the texts of the requests, in their order. Only missing ones are generated, and every
     text is kept as soon as it is finished, so that neither an error nor a killed process loses a
     text that was paid for.
 
-    `on_completion` is called once for each request when its text is there, for cached ones at once.
+    `on_completion` is called once for each request when its text is there, with the tokens that
+    were written for it: for cached ones at once, with 0.
     Texts come from the cache only, so a resumed run sees the very texts that the first one saw.
     Raises the errors of the engine and of `CallCache.put`, and ValueError for an id that occurs
     twice.
@@ -123,13 +124,13 @@ def ask_cached(
     names = [digest(request) for request in requests]
     missing = [i for i, name in enumerate(names) if name not in cache.calls]
     for _ in range(len(names) - len(missing)):
-        on_completion()
+        on_completion(0)
 
     def keep(place: int, done: Completion) -> None:
         text = valid_unicode(written(done.text, asked[place]))
         tokens = (done.prompt_tokens, done.completion_tokens)
         cache.put(Call(names[missing[place]], text, *tokens), done.finish_reason)
-        on_completion()
+        on_completion(done.completion_tokens)
 
     asked = [requests[i] for i in missing]
     if asked:

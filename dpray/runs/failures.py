@@ -29,11 +29,9 @@ from dpray.types import (
 from dpray.workers.failures import (
     FAIL,
     REPEAT,
-    EndedForMemory,
     Kind,
     LostTooOften,
     class_name,
-    find_error,
     kind_of,
 )
 
@@ -98,22 +96,14 @@ def _end_of_run(session: Session[Plan], number: int, error: BaseException) -> Dp
 
 def _record_failures(session: Session[Plan], error: BaseException) -> list[str]:
     """Record as failed what this attempt had begun and not published when `error` ended it. Return
-    the units of the run that have failed. While the ledger gives no answer, they are noted.
-
-    Where Ray ended a process for want of memory, these are what workers had under way just then,
-    and not what was lost before with another one: how much memory a batch needs depends on its
-    private rows.
-    """
+    the units of the run that have failed. While the ledger gives no answer, they are noted."""
     session.folder.give_room()  # the ledger may be on the same full disk
-    ended = find_error(error, EndedForMemory)
-    reason = class_name(error) if ended is None else "OutOfMemoryError"
-    begun_by = {session.attempt_id} if ended is None else {*ended.worker_ids} - {""}
+    reason = class_name(error)
     try:
-        session.fail_unfinished(begun_by, reason)
+        session.fail_unfinished(session.attempt_id, reason)
         return [unit for unit, _ in session.ledger.failed(session.run_id)]
     except LedgerUnavailable:
-        for each in sorted(begun_by):
-            session.note_failure(each, reason)
+        session.note_failure(session.attempt_id, reason)
         raise
 
 

@@ -34,8 +34,8 @@ NOT_COVERED = (
     "running time, memory use and network traffic of the run",
     "that a run stopped, how many batches were repeated or failed, and after which losses: a loss "
     "that is repeated is taken to say nothing of the data",
-    "a process that the operating system's kernel ends for want of memory: nobody can tell it from "
-    "a lost machine, and it is repeated like one",
+    "that a process was ended for want of memory, by Ray or by the system's kernel: it is repeated "
+    "like a lost machine, no output depends on it, and how often it happened is told",
     "other releases of the same data that were not charged to this ledger",
     "facts that hold for many units: a unit's part in them is hidden, the facts are not",
     "everything in the folder private/, which is not for release",

@@ -16,11 +16,12 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import numpy as np
@@ -169,13 +170,13 @@ class Session(Generic[P_co]):
             return
         for line in path.read_text().splitlines():
             noted = json.loads(line)
-            self.fail_unfinished([noted["begun_by"]], noted["reason"])
+            self.fail_unfinished(noted["begun_by"], noted["reason"])
         path.unlink()
 
-    def fail_unfinished(self, begun_by: Collection[str], reason: str) -> None:
-        """Record as failed what attempts or workers with these ids had begun and not published."""
+    def fail_unfinished(self, begun_by: str, reason: str) -> None:
+        """Record as failed what an attempt or a worker with this id had begun and not published."""
         for unit, attempt in list(self.ledger.unfinished(self.run_id)):
-            if any(attempt.startswith(each) for each in begun_by):
+            if attempt.startswith(begun_by):
                 self.ledger.fail(self.run_id, unit, attempt, reason)
 
     def secret_key(self, name: str, tosses: Callable[[str], bool], lost: str) -> SecretKey:
@@ -205,7 +206,12 @@ class Session(Generic[P_co]):
         return RunMetrics(self.record, tags)
 
     def show(
-        self, activity: str, completed: int = 0, total: int | None = None, detail: str = ""
+        self,
+        activity: str,
+        completed: int = 0,
+        total: int | None = None,
+        detail: str = "",
+        tokens_per_second: float | None = None,
     ) -> None:
         """Report progress, in public quantities, and the epsilon that was charged."""
         self._activity = activity
@@ -214,7 +220,7 @@ class Session(Generic[P_co]):
             epsilon = self.plan.cost.epsilon if self.charged is None else self.charged
             cost = f"eps {epsilon:.3f} (charged)"
         detail = f"{detail}, {cost}" if detail else cost
-        self._show(Progress(activity, completed, total, detail))
+        self._show(Progress(activity, completed, total, detail, tokens_per_second))
 
     def _show(self, progress: Progress) -> None:
         """Raises Resumable if the caller's function raises: no mechanism failed by that."""
@@ -368,12 +374,14 @@ class Session(Generic[P_co]):
             with closing(self._generator(config)) as engine:
 
                 def ask(requests: Sequence[Request]) -> list[str]:
-                    activity, done = self._activity, 0
+                    activity, done, tokens, began = self._activity, 0, 0, monotonic()
 
-                    def on_completion() -> None:
-                        nonlocal done
-                        done += 1
-                        self._show(Progress(f"{activity}: LLM calls", done, len(requests)))
+                    def on_completion(written: int) -> None:
+                        nonlocal done, tokens
+                        done, tokens = done + 1, tokens + written
+                        speed = tokens / max(monotonic() - began, 1e-9)
+                        name, total = f"{activity}: LLM calls", len(requests)
+                        self._show(Progress(name, done, total, tokens_per_second=speed))
 
                     return ask_cached(engine, self._calls, requests, on_completion)
 

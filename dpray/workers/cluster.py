@@ -19,7 +19,8 @@ from dpray.config.sections import RuntimeConfig
 from dpray.io.file_list import READERS, file_digest, file_digests, list_files, total_size
 from dpray.types import InputError, Resumable
 from dpray.workers.failures import own_errors
-from dpray.workers.placement import Place, memory_of
+from dpray.workers.memory import Role, reserved
+from dpray.workers.placement import Place
 from dpray.workers.rows import without_words
 
 PATIENCE = 30
@@ -165,6 +166,24 @@ def _hash(file: str) -> bytes:
         return file_digest(file)
 
 
+OWN_ACTORS = {"EngineActor", "GroupActor", "ShardActor", "RayTrainWorker"}
+"""The classes of the actors that have a run's engines, its shards and its ranks."""
+
+
+def actors_alive() -> int | None:
+    """Count the actors of this program's run that have started and answer; None without a cluster.
+    That says which machines are there, and nothing of what the actors hold."""
+    if not ray.is_initialized():
+        return None
+    try:
+        job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+        # Ray's public list asks the dashboard, which a cluster need not have.
+        found = ray._private.state.actors(job_id=job, actor_state_name="ALIVE")
+    except Exception:  # a cluster that is gone: the run says so itself
+        return None
+    return sum(each["ActorClassName"] in OWN_ACTORS for each in found.values())
+
+
 class NeverRepeated:
     """The remote class of actors that Ray neither restarts nor repeats the calls of, with so many
     CPUs, GPUs and bytes of memory each."""
@@ -188,14 +207,16 @@ class NeverRepeated:
         return self._class.options(**self._options, **where).remote(*arguments)
 
 
-def never_repeated(actor: type, config: Config, gpus: float) -> NeverRepeated:
-    """Return the remote class of actors with `runtime.cpus_per_actor` CPUs and `gpus` GPUs."""
+def never_repeated(actor: type, config: Config, gpus: float, role: Role) -> NeverRepeated:
+    """Return the remote class of actors with `runtime.cpus_per_actor` CPUs, `gpus` GPUs and the
+    memory of their role."""
     environment = None
     if not gpus and THREADS not in os.environ:
         cores = [node["Resources"].get("CPU", 1.0) for node in ray.nodes() if node["Alive"]]
         environment = {"env_vars": {THREADS: str(threads(config.runtime, cores))}}
     runtime = config.runtime
-    return NeverRepeated(actor, runtime.cpus_per_actor, gpus, memory_of(runtime), environment)
+    memory = reserved(config, role)
+    return NeverRepeated(actor, runtime.cpus_per_actor, gpus, memory, environment)
 
 
 THREADS = "OMP_NUM_THREADS"

@@ -28,6 +28,7 @@ from dpray.engines.base import (
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 from dpray.workers.cluster import never_repeated
 from dpray.workers.engine import LoadError, build_engine, try_to_load, with_absolute_model
+from dpray.workers.memory import Role
 from dpray.workers.placement import run_placement
 from dpray.workers.pool import ActorPool, RayActors, RepeatPublic, Work
 from dpray.workers.pool_actor import Emit, Pieces, PoolActor
@@ -92,7 +93,7 @@ class EnginePool:
         runtime = config.runtime
         self._size = runtime.actors
         self._policy = RepeatPublic(runtime.max_attempts)
-        actor = never_repeated(EngineActor, config, runtime.gpus_per_actor or 0.0)
+        actor = never_repeated(EngineActor, config, runtime.gpus_per_actor or 0.0, Role.ENGINE)
         make = partial(EngineWorker, partial(build, with_absolute_model(config.engine)))
         # All results that are there: the actor waits for no others.
         actors = RayActors(actor, make, CHUNK, 0.0, places=run_placement().engines())
@@ -150,7 +151,7 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
     on_progress(Progress("loading the model", detail=f"on a machine with {room}"))
     lost: RayError | None = None
     for _ in range(runtime.max_attempts):
-        actor = never_repeated(EngineActor, config, gpus).remote(
+        actor = never_repeated(EngineActor, config, gpus, Role.ENGINE).remote(
             partial(EngineWorker, load), CHUNK, place=run_placement().engine()
         )
         try:

@@ -42,7 +42,8 @@ E = TypeVar("E", bound=BaseException)
 class Then(Enum):
     REPEAT = "repeat"
     """The same command does the work again, `runtime.max_attempts` times in all. That is free:
-    nobody saw any output, and neither the private rows nor the draws are the reason."""
+    nobody saw any output, and neither private rows nor draws are the reason, or if they are
+    (`Kind.MEMORY`), the output is the same."""
 
     RESUME = "resume"
     """The command ends, and the same command goes on later: nothing has failed."""
@@ -62,15 +63,6 @@ class LostTooOften(Exception):
     def __init__(self, last: Exception) -> None:
         super().__init__(last)
         self.last = last
-
-
-class EndedForMemory(Exception):
-    """Ray ended a worker of a pool for want of memory. `worker_ids` are those of all workers at
-    work then, this one included: any of their rows may have filled the memory."""
-
-    def __init__(self, worker_ids: frozenset[str]) -> None:
-        super().__init__(worker_ids)
-        self.worker_ids = worker_ids
 
 
 def _last(error: BaseException) -> BaseException:
@@ -128,7 +120,7 @@ def _ended_for_memory(error: BaseException) -> bool:
     """Ray's memory monitor writes "low on memory" about each process that it ends, also to later
     callers of the actor. A process that the kernel's own monitor ended looks like any lost one."""
     died = find_error(error, RayActorError)
-    ended = find_error(error, OutOfMemoryError) or find_error(error, EndedForMemory)
+    ended = find_error(error, OutOfMemoryError)
     return ended is not None or "low on memory" in str(died or "")
 
 
@@ -156,8 +148,16 @@ class Kind(Enum):
     """Told by numbers that only hardware has, CUDA 214 and 220."""
 
     LOAD_FAILED = _is_a(LoadFailed), REPEAT, REPEAT, "{error}", "an engine that could not be loaded"
-    MEMORY = _ended_for_memory, FAIL, RESUME, "Ray ended a process: its machine was low on memory"
-    """The memory that a batch needs depends on its private rows."""
+    MEMORY = (
+        _ended_for_memory,
+        REPEAT,
+        REPEAT,
+        "Ray ended a process: its machine was low on memory",
+        "the end of a process whose machine was low on memory",
+    )
+    """Ray ends whichever process is the newest on a full machine. Private rows or a draw may have
+    had a part in that, and no output depends on it: a shard is lost before the draw, a batch has
+    its own coins again, and a training pays for its steps."""
 
     LOST = _was_lost, REPEAT, REPEAT, "actors were lost", "the loss of a machine or of a process"
     OURS = _is_a(DprayError), FAIL, RESUME

@@ -25,6 +25,7 @@ from dpray.config.config import Config
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.cluster import never_repeated
 from dpray.workers.failures import own_errors
+from dpray.workers.memory import Role
 from dpray.workers.placement import run_placement
 from dpray.workers.pool import ActorPool, OnLoss, RayActors, RepeatPrivate, Work
 from dpray.workers.pool_actor import Emit, Pieces, PoolActor
@@ -227,7 +228,7 @@ def group_pool(
     slices about `task_size` at a time. A slice goes to another actor until `runtime.max_attempts`
     were lost with it."""
     runtime = config.runtime
-    actor = never_repeated(GroupActor, config, runtime.gpus_per_actor or 0.0)
+    actor = never_repeated(GroupActor, config, runtime.gpus_per_actor or 0.0, Role.ENGINE)
     # Sent once, however many actors there are: it may hold a whole plan.
     shared = ray.put(partial(SliceWorker, make_worker, task_size))
     policy = RepeatPrivate(runtime.max_attempts)

@@ -20,10 +20,11 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from dpray.config.config import Config
-from dpray.config.sections import RuntimeConfig
+from dpray.engines.kv_cache import GIB
 from dpray.extras import Late
 from dpray.types import InputError, OnProgress, Progress, Resumable
 from dpray.workers.engine import gpus_of_rank, may_grow
+from dpray.workers.memory import Role, reserved
 
 if TYPE_CHECKING:
     import ray
@@ -36,8 +37,6 @@ else:
 
 Bundle = dict[str, float]
 """The resources of an actor, as Ray names them; memory is in bytes."""
-
-GIB = 2.0**30
 
 SETTLED = 5.0
 """Seconds after which a cluster that cannot grow has placed what it has room for."""
@@ -63,28 +62,35 @@ def needs(config: Config) -> Needs:
     other, share its actors."""
     runtime, names = config.runtime, config.method_names
     cpus, gpus = runtime.cpus_per_actor, runtime.gpus_per_actor or 0.0
-    memory = memory_of(runtime)
+    shard = Role.VOTER if names & {"aug_pe", "topics"} else Role.COUNTER
+    memory = max(reserved(config, role) for role in _roles(config, shard))
     if "aug_pe" in names and config.engine.is_local:
         # Both are there all the time, and take turns.
-        return Needs(_bundles(memory, (cpus / 2, gpus), (cpus / 2, 0.0)))
+        engine, voter = reserved(config, Role.ENGINE), reserved(config, shard)
+        return Needs(_bundles((cpus / 2, gpus, engine), (cpus / 2, 0.0, voter)))
     if "dp_sgd" in names:
         # A rank has one GPU. The engine, which comes later, may have those of several ranks.
         others = runtime.actors - max(1, int(gpus))
-        ranks = _bundles(memory, (cpus, gpus_of_rank(gpus))) * others
-        return Needs(_bundles(memory, (cpus, gpus)), ranks)
+        ranks = _bundles((cpus, gpus_of_rank(gpus), reserved(config, Role.RANK))) * others
+        return Needs(_bundles((cpus, gpus, memory)), ranks)
     uses_gpus = config.engine.is_local or "aug_pe" in names
-    return Needs(_bundles(memory, (cpus, gpus if uses_gpus else 0.0)))
+    return Needs(_bundles((cpus, gpus if uses_gpus else 0.0, memory)))
 
 
-def memory_of(runtime: RuntimeConfig) -> float:
-    """Return the bytes of memory of an actor."""
-    return runtime.memory_per_actor * GIB
+def _roles(config: Config, shard: Role) -> set[Role]:
+    """Return the roles of the actors that take the same place, one after the other."""
+    roles = {shard}
+    if config.engine.is_local:
+        roles.add(Role.ENGINE)
+    if "dp_sgd" in config.method_names:
+        roles.add(Role.RANK)
+    return roles
 
 
-def _bundles(memory: float, *sizes: tuple[float, float]) -> tuple[Bundle, ...]:
-    """Return the bundles of so many CPUs and GPUs each, and of so much memory. One of nothing needs
+def _bundles(*sizes: tuple[float, float, float]) -> tuple[Bundle, ...]:
+    """Return the bundles of so many CPUs, GPUs and bytes of memory each. One of nothing needs
     no place."""
-    named = ({"CPU": cpus, "GPU": gpus, "memory": memory} for cpus, gpus in sizes)
+    named = (dict(zip(("CPU", "GPU", "memory"), each, strict=True)) for each in sizes)
     found = ({name: amount for name, amount in each.items() if amount} for each in named)
     return tuple(bundle for bundle in found if bundle)
 
@@ -261,13 +267,12 @@ class Placement:
         CPUs and takes turns."""
         return len(self._needs.actors) > 1 and "GPU" not in self._needs.actors[0]
 
-    def shards(self, most: int, cpus: float, gpus: float) -> list[Place | None]:
+    def shards(self, most: int, cpus: float, gpus: float, memory: float) -> list[Place | None]:
         """Return the places of at most `most` shards. Waits for the first one, and takes of the
         others what the cluster places: sums over any number of shards are exact."""
         first = self.shard()
         self.give_back_shards()
-        memory = 0.0 if first is None else first.memory
-        bundles = _bundles(memory, (cpus, gpus))
+        bundles = _bundles((cpus, gpus, memory))
         if first is None or not bundles:
             return [first] * most
         if self._in_pairs:

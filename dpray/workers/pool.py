@@ -21,7 +21,6 @@ from dpray.types import Resumable
 from dpray.workers.cluster import NeverRepeated
 from dpray.workers.failures import (
     REPEAT,
-    EndedForMemory,
     Kind,
     LostTooOften,
     find_error,
@@ -88,7 +87,8 @@ class RepeatPrivate:
     def ends_run(self, error: Exception, has_run: bool) -> bool:
         # An engine that cannot be loaded in the first place would fail everywhere.
         kind = kind_of(error)
-        return kind is not Kind.LOST and not (has_run and kind.drawing is REPEAT)
+        lost = kind in (Kind.LOST, Kind.MEMORY)
+        return not lost and not (has_run and kind.drawing is REPEAT)
 
     def gives_up(self, error: Exception, losses: int) -> Exception | None:
         return None if losses < self.max_losses else LostTooOften(error)
@@ -332,11 +332,8 @@ class ActorPool:
 
     def _lose(self, slot: _ActorSlot, error: Exception) -> None:
         """Do what the policy decides about a slot whose actor has failed. Raises the error if the
-        run ends by it, or if no slot is left; `EndedForMemory` if Ray ended the actor for want of
-        memory."""
+        run ends by it, or if no slot is left."""
         if self._policy.ends_run(error, slot.has_run):
-            if kind_of(error) is Kind.MEMORY:
-                raise EndedForMemory(frozenset(each.worker_id for each in self._slots)) from error
             raise error
         self._on_loss(slot.worker_id, error)
         for work in slot.work:

@@ -6,8 +6,9 @@ once. Every question goes to all shards, and no actor of another shard can answe
 Claim: a shard that is lost may be replaced at no cost. Another actor loads the same blocks of rows
 in the same order, and is asked what the lost one was asked. Its answers are integers, or public, so
 that the sum over all shards is what it would have been; nobody saw an answer of the lost one, and
-the noise is drawn once, by the caller, after all have answered. Only what the short list has
-(`dpray.workers.failures.REPEATED_AFTER`) is replaced: neither private rows nor draws decide it.
+the noise is drawn once, by the caller, after all have answered. So whatever ended the lost one, the
+draw is the same. Only what the short list has (`dpray.workers.failures.REPEATED_AFTER`) is
+replaced.
 Proof: docs/privacy.md, section 2.7.
 """
 
@@ -40,6 +41,7 @@ from dpray.workers.cluster import never_repeated
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.engine_pool import on_pool
 from dpray.workers.failures import REPEAT, LostTooOften, find_error, kind_of, own_errors
+from dpray.workers.memory import Role, reserved
 from dpray.workers.placement import run_placement
 from dpray.workers.rows import (
     CHUNK,
@@ -97,11 +99,13 @@ class Shards(Generic[W]):
             return
         # Read before the actors start, which may take every CPU there is.
         blocks = _blocks(config)
-        actor = never_repeated(ShardActor, config, gpus)
+        role = Role.VOTER if worker is Voters else Role.COUNTER
+        actor = never_repeated(ShardActor, config, gpus, role)
         # Even if some get no block: the batches of public work may not depend on how many records
         # there are.
         runtime, shared = config.runtime, [ray.put(argument) for argument in arguments]
-        places = run_placement().shards(runtime.actors, runtime.cpus_per_actor, gpus)
+        size = runtime.cpus_per_actor, gpus, reserved(config, role)
+        places = run_placement().shards(runtime.actors, *size)
         self._shards = [
             _Shard(
                 partial(actor.remote, config, worker, *shared, place=place),
@@ -329,7 +333,7 @@ def check_voters(config: Config, gpus: float = 0.0) -> None:
         if not config.runtime.uses_ray:
             Voters(config)
             return
-        actor = never_repeated(ShardActor, config, gpus)
+        actor = never_repeated(ShardActor, config, gpus, Role.VOTER)
         voters = actor.remote(config, Voters, place=run_placement().shard())
         try:
             with own_errors():

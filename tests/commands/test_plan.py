@@ -65,8 +65,16 @@ def test_a_plan_says_what_the_guarantee_is_for_a_person(
     ("changes", "words"),
     [
         ({"actors": 4, "cpus_per_actor": 2, "gpus_per_actor": 1}, "for 1 actor, 2 CPUs and 1 GPU"),
-        ({}, "for 1 actor, 1 CPU (and 1 GPU an engine, if the cluster has GPUs), 3600 s at most"),
-        ({"cpus_per_actor": 0, "gpus_per_actor": 0, "wait": 60}, "for no CPU and no GPU, 60 s"),
+        (
+            {},
+            "for 1 actor, 1 CPU and 0.875 GiB (and 1 GPU an engine, if the cluster has GPUs), "
+            "3600 s at most",
+        ),
+        ({"cpus_per_actor": 0, "gpus_per_actor": 0, "wait": 60}, "for 1 actor, 0.875 GiB, 60 s"),
+        (
+            {"cpus_per_actor": 0, "gpus_per_actor": 0, "memory_per_actor": 0},
+            "for no CPU and no GPU, 3600 s",
+        ),
     ],
 )
 def test_a_plan_says_what_it_asks_of_a_cluster(

@@ -10,6 +10,7 @@ The file MARKER is seen by all processes of the cluster. FAULT is
 - `none`;
 - `fails_once`: `decode_lockstep` raises when two texts of a call are finished, and makes MARKER,
   after which it does not;
+- `full_once`: the same, as Ray's memory monitor ends a process;
 - `waits`: when three texts of groups are finished, or two prompts are answered, an engine makes a
   file MARKER.PID and waits until MARKER is there, and nobody has the last of these;
 - `slow`: every text takes a fifth of a second, and the file MARKER.begun gets a line with the name
@@ -184,6 +185,15 @@ class FailsOnce(Faulty):
             raise DeviceLost("a rank is dead")
 
 
+class FullOnce(Faulty):
+    def on_text(self, finished: int) -> None:
+        if finished == 2 and first_time(str(self.marker)):
+            # Imported late: no driver needs it.
+            from ray.exceptions import OutOfMemoryError
+
+            raise OutOfMemoryError("1 worker(s) were killed due to the node running low on memory")
+
+
 class Waits(Faulty):
     def before_text(self, number: int) -> None:
         # The probe of the engine's rounding comes before, one text at a time.
@@ -216,7 +226,7 @@ def build(fault: str, marker: str, *_: Any, **__: Any) -> Any:
     if fault == "loads_once" and not first_time(marker):
         raise EngineError("there is no GPU here")
     engine: Any = Words()
-    faulty = {"fails_once": FailsOnce, "waits": Waits, "slow": Slow}
+    faulty = {"fails_once": FailsOnce, "full_once": FullOnce, "waits": Waits, "slow": Slow}
     return faulty[fault](engine, marker) if fault in faulty else engine
 
 

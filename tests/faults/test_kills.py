@@ -158,6 +158,19 @@ def test_engine_that_the_pool_cannot_load_and_then_one_that_raises_once(
 
 
 @pytest.mark.usefixtures("driver")
+def test_an_engine_that_a_full_machine_ended(
+    runs: MakeRuns, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+):
+    """Only what it had in hand is drawn again, by another actor, for the one charge."""
+    run = runs(method__max_records=12, runtime__batches_per_task=4, runtime__actors=2)
+    report = run.with_fault("full_once").here(capfd, cluster.address).report
+    repeated = report["batches"]["repeated"]
+    assert run.marker.exists() and 1 <= repeated <= 6, "what is left of two tasks"
+    assert report["repeats"]["lost_starts"] == {Kind.MEMORY.loss: repeated}
+    run.assert_whole(report)
+
+
+@pytest.mark.usefixtures("driver")
 def test_model_folder_that_no_node_has(
     runs: MakeRuns, cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

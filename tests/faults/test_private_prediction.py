@@ -32,18 +32,11 @@ from dpray.engines.base import (
     selector_error,
 )
 from dpray.engines.row_variation import LONGER
-from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
-from dpray.methods.private_prediction import release as run_module
 from dpray.methods.private_prediction.decoder import MOST_COPIES, bound_copies
 from dpray.types import DprayError, InputError, Resumable, RunFailed
-from dpray.workers.failures import (
-    EndedForMemory,
-    Kind,
-    is_own_failure,
-    kind_of,
-)
+from dpray.workers.failures import Kind, is_own_failure, kind_of
 from dpray.workers.groups import PLACEHOLDER, group_texts
 from tests.engines.kept import Kept
 from tests.faults import driver
@@ -53,6 +46,10 @@ def accelerator_error(number: int) -> Exception:
     error = torch.AcceleratorError("CUDA error: Marlowe")
     error.error_code = number
     return error
+
+
+def low_on_memory() -> Exception:
+    return EndedByRay("1 worker(s) were killed due to the node running low on memory: 0/4")
 
 
 class Faulty(driver.Faulty):
@@ -261,40 +258,41 @@ def test_a_draw_that_cannot_be_written_is_not_drawn_again(
         assert ended.value.exit_code == 1
 
 
-@pytest.mark.parametrize("begun", [True, False])
-def test_what_ray_ends_for_want_of_memory_has_failed(
-    config: Callable[..., Config], engine: Engine, monkeypatch: pytest.MonkeyPatch, begun: bool
+@pytest.mark.parametrize("batches", ["disjoint", "poisson"])
+def test_what_is_drawn_again_is_what_was_drawn(
+    config: Callable[..., Config], engine: Engine, batches: str
 ) -> None:
-    """Begun: with batches under way, beside two that another actor was lost with."""
+    """Texts that are drawn and lost, with a machine that was full: had they other coins the next
+    time, long ones would be lost more often than others. In two commands, each of two attempts."""
 
-    decode = run_module.decode
+    class Drawn(Faulty):
+        """Loses the second text that it has drawn in each of the first three attempts."""
 
-    def ended(*arguments: Any) -> Iterator[Any]:
-        decoded = decode(*arguments)
-        if begun:
-            yield next(decoded)
-            session, batches = arguments
-            at_work = f"{session.attempt_id}.at-work"
-            session.ledger.begin(session.charge_key(), at_work, batches[4:6])
-            session.ledger.begin(session.charge_key(), f"{session.attempt_id}.lost", batches[6:8])
-        error = EndedByRay("1 worker(s) were killed due to the node running low on memory: 0/4")
-        raise EndedForMemory(frozenset([at_work, ""]) if begun else frozenset()) from error
+        def __init__(self) -> None:
+            super().__init__(engine, [low_on_memory() for _ in range(3)])
+            self.texts: list[tuple[str, str]] = []
 
-    made, faulty = config(), Faulty(engine)
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "decode", ended)
-        with pytest.raises(DprayError, match="low on memory") as stopped:
-            run(made, faulty)
-    assert isinstance(stopped.value, Resumable) is not begun
-    if not begun:
-        assert run(made, faulty)["batches"]["repeated"] == 0
-        return
-    ledger = Ledger.open(made.privacy.ledger)
-    run_id = json.loads((Path(made.output.path) / "run.json").read_text())["run_id"]
-    assert [reason for _, (_, reason) in ledger.failed(run_id)] == ["OutOfMemoryError"] * 2
-    assert {attempt.rpartition(".")[2] for _, attempt in ledger.unfinished(run_id)} == {"lost"}
-    with pytest.raises(DprayError, match=r"failed with OutOfMemoryError .*never repeated"):
-        run(made, faulty)
+        def decode_lockstep(
+            self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+        ) -> Iterator[LockstepResult]:
+            def noted(result: LockstepResult) -> LockstepGroup | None:
+                self.texts += [(result.group_id, result.text)] * (not isinstance(groups, list))
+                return following(result)
+
+            return super().decode_lockstep(groups, noted)
+
+        def before_text(self, number: int) -> None:
+            if number == 2 and self.errors:
+                raise self.errors.pop(0)
+
+    made, drawn = config(method__batches=batches, runtime__max_attempts=2), Drawn()
+    with pytest.raises(Resumable, match=r"^Ray ended a process.* low on memory \(2 times\)"):
+        run(made, drawn)
+    counted = run(made, drawn)["batches"]
+    assert counted["failed"] == 0 < counted["repeated"]
+    texts = dict(drawn.texts)
+    assert len(drawn.texts) > len(texts), "some were drawn more than once"
+    assert set(drawn.texts) == set(texts.items()), "and each time they were the same"
 
 
 def test_an_engine_that_cannot_be_loaded_costs_nothing(

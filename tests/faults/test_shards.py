@@ -41,9 +41,10 @@ from tests.integration.processes import Cluster
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
 
 
-def dying(folder: Path, state: str, times: int) -> type:
-    """Actors of shards that are killed `times` times in all: with rows in their hands, or when they
-    have the answer of the method with the name `state`. It travels to them as a value."""
+def dying(folder: Path, state: str, times: int, low_on_memory: bool = False) -> type:
+    """Actors of shards that are killed `times` times in all, or end as Ray's memory monitor ends
+    them: with rows in their hands, or when they have the answer of the method with the name
+    `state`. It travels to them as a value."""
 
     def come_to(name: str) -> None:
         for number in range(times if name == state else 0):
@@ -51,6 +52,8 @@ def dying(folder: Path, state: str, times: int) -> type:
                 (folder / f"killed-{number}").touch(exist_ok=False)
             except FileExistsError:
                 continue
+            if low_on_memory:
+                raise OutOfMemoryError("1 worker(s) were killed: the node is running low on memory")
             os.kill(os.getpid(), signal.SIGKILL)
 
     class Dying(ShardActor):
@@ -146,6 +149,8 @@ def released(run: Config) -> bytes:
         ("dp_kps", "counts"),
         ("dp_kps", "sums"),
         ("dp_kps", "between"),
+        ("aug_pe", "count, low on memory"),
+        ("dp_kps", "sums, low on memory"),
     ],
 )
 def test_a_shard_that_is_killed_changes_nothing(
@@ -172,7 +177,8 @@ def test_a_shard_that_is_killed_changes_nothing(
         return each(voters, *arguments)
 
     monkeypatch.setattr(Shards, "each", killing)
-    monkeypatch.setattr(shards, "ShardActor", dying(tmp_path, state, times=1))
+    state, _, memory = state.partition(", ")
+    monkeypatch.setattr(shards, "ShardActor", dying(tmp_path, state, 1, bool(memory)))
     on_ray = config(method, None)
     report = registry.run(on_ray)
     assert killed(tmp_path) + asked["killed"] == 1, "the kill was seen to fire"
@@ -190,7 +196,7 @@ def test_a_shard_that_is_killed_changes_nothing(
     assert (account.spent.epsilon, account.spent.delta) == (report["epsilon"], report["delta"])
 
 
-@pytest.mark.parametrize("state", ["load", "embed", "count"])
+@pytest.mark.parametrize("state", ["load", "embed", "count", "count, low on memory"])
 def test_a_histogram_of_topics_is_the_same_after_a_kill(
     config: Make,
     drawn: list[list[int]],
@@ -209,7 +215,8 @@ def test_a_histogram_of_topics_is_the_same_after_a_kill(
 
     expected = measured(config("aug_pe", "none"))
     exact = drawn[:]
-    monkeypatch.setattr(shards, "ShardActor", dying(tmp_path, state, times=1))
+    state, _, memory = state.partition(", ")
+    monkeypatch.setattr(shards, "ShardActor", dying(tmp_path, state, 1, bool(memory)))
     assert measured(config("aug_pe", None)) == expected
     assert killed(tmp_path) == 1 and drawn == exact * 2
     assert sum(sum(counts) for counts in exact) == 60
@@ -259,7 +266,7 @@ def test_what_may_be_the_rows_own_is_not_replaced_nor_a_shard_without_its_rows()
     actor: Any = ray.remote(num_cpus=0)(Answering)
     shard = shard_with([actor.remote])
     rows_lost: Any = ObjectLostError("0" * 56, None, "")  # type: ignore[arg-type]
-    for error in (OutOfMemoryError("low on memory"), ValueError("x"), rows_lost):
+    for error in (ValueError("x"), rows_lost):
         with pytest.raises(type(error)):
             shard.replace(error)
     ray.kill(shard.actor)

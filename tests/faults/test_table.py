@@ -42,7 +42,6 @@ from dpray.types import (
 )
 from dpray.workers.engine import build_engine
 from dpray.workers.failures import (
-    EndedForMemory,
     Kind,
     LostTooOften,
     WorkerError,
@@ -79,7 +78,7 @@ VERDICTS = {
         "a lost device or engine process",
     ),
     Kind.LOAD_FAILED: ("repeat", "repeat", "an engine that could not be loaded"),
-    Kind.MEMORY: ("fail", "resume", ""),
+    Kind.MEMORY: ("repeat", "repeat", "the end of a process whose machine was low on memory"),
     Kind.LOST: ("repeat", "repeat", "the loss of a machine or of a process"),
     Kind.OURS: ("fail", "resume", ""),
     Kind.DISK: ("fail", "resume", ""),
@@ -104,7 +103,6 @@ EXAMPLES: list[tuple[BaseException, Kind, str]] = [
     (LoadFailed("there is no GPU"), Kind.LOAD_FAILED, "there is no GPU"),
     (OutOfMemoryError(ENDED), Kind.MEMORY, LOW),
     (actor_died(ENDED), Kind.MEMORY, LOW),
-    (EndedForMemory(frozenset()), Kind.MEMORY, LOW),
     (actor_died(KILLED), Kind.LOST, "actors were lost"),
     (RayActorError(), Kind.LOST, "actors were lost"),
     (WorkerCrashedError(), Kind.LOST, "actors were lost"),

@@ -135,7 +135,7 @@ def test_a_storm_of_submissions_with_one_budget(
 @pytest.mark.parametrize(
     ("key", "amount", "words"),
     [
-        ("cpus_per_actor", 3, "1 actor, 3 CPUs"),
+        ("cpus_per_actor", 3, "1 actor, 3 CPUs and 0.875 GiB"),
         ("memory_per_actor", 2**20, "1 actor, 1 CPU and 1,048,576 GiB"),
     ],
 )
@@ -182,6 +182,7 @@ def test_a_wait_ends_and_costs_nothing(
     (run,) = several(1, method=AUG_PE, runtime__wait=2)
     ended = run.here(capfd, cluster.address)
     assert ended.code == 4, ended.err
-    assert "waits for 2 of 2 actors, 0.5 CPU each" in ended.err and "runtime.wait" in ended.err
+    assert "waits for 2 of 2 actors: 1 of 0.5 CPU and 0.875 GiB" in ended.err
+    assert "runtime.wait" in ended.err
     assert "nothing was charged" in ended.err
     assert not has_ledger(run)

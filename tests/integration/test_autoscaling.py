@@ -30,8 +30,11 @@ pytestmark = pytest.mark.slow
 HEAD = "f" * 51 + "00000"
 """Ray's fake provider takes the head to have this id."""
 
-WIDE = {"runtime__actors": 2, "runtime__cpus_per_actor": 2, "runtime__gpus_per_actor": 0}
-"""One on each machine."""
+WIDE = {
+    "runtime__actors": 2, "runtime__cpus_per_actor": 2, "runtime__gpus_per_actor": 0,
+    "runtime__memory_per_actor": 0,
+}  # fmt: skip
+"""One on each machine. The fake provider cannot name the memory of a machine that is to come."""
 
 
 NOTHING: dict[str, Any] = {

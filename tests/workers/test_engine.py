@@ -174,7 +174,7 @@ def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_n
 ) -> None:
     plan = replace(make_plan(here(config)), salt="0" * 32)
     ledger: Any = None  # whose absence would show
-    decoder = partial(BatchDecoder, plan, ledger, "run", "attempt", raising(error))
+    decoder = partial(BatchDecoder, plan, ledger, "run", "attempt", "", raising(error))
     error_of_load = PoolActor(partial(SliceWorker, decoder, 8), most=8).load().error
     assert type(error_of_load) is kind and str(error_of_load) == reason
 

@@ -14,7 +14,7 @@ import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
-from ray.exceptions import OutOfMemoryError, OwnerDiedError, RayActorError
+from ray.exceptions import OwnerDiedError, RayActorError
 
 from dpray.config.config import Config
 from dpray.io.file_list import file_digest
@@ -22,7 +22,7 @@ from dpray.io.formats import Piece
 from dpray.mechanisms.batches import PoissonBatches
 from dpray.methods.config import parse_config
 from dpray.types import InputError
-from dpray.workers.failures import EndedForMemory, Kind, kind_of, own_errors
+from dpray.workers.failures import Kind, kind_of, own_errors
 from dpray.workers.groups import (
     MOST_BLOCKS,
     MOST_SLICES,
@@ -190,8 +190,6 @@ def workers(folder: Path, fault: str = "") -> Callable[[], Any]:
                     print(self.worker_id, file=file)
                 if is_first:
                     os._exit(1)
-                if "low on memory" in fault:
-                    raise OutOfMemoryError("the node was running low on memory")
 
         return Worker()
 
@@ -290,15 +288,6 @@ class TestOnRay:
         assert error is not None and kind_of(error) is Kind.LOST
         assert not isinstance(error, RayActorError)
         assert len(list(tmp_path.glob("made-*"))) == 1
-
-    def test_want_of_memory_is_no_loss_and_is_not_repeated(
-        self, config: Config, tmp_path: Path
-    ) -> None:
-        found, error = work(config, tmp_path, "dies, then low on memory")
-        assert isinstance(error, EndedForMemory) and kind_of(error) is Kind.MEMORY
-        *before, struck = (tmp_path / "struck").read_text().split()
-        assert "5" not in found and begun(tmp_path)["5"] == len(before) + 1
-        assert struck in error.worker_ids and error.worker_ids.isdisjoint(before)
 
     @pytest.mark.parametrize(("unit", "texts"), [(None, "  "), (None, " x y "), ("who", "  ")])
     def test_files_without_a_record_have_their_groups_too(

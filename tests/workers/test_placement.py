@@ -19,7 +19,9 @@ VLLM = {"engine__kind": "vllm", "engine__tensor_parallel_size": 4}
 
 @pytest.fixture
 def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
-    ours = {"runtime__ray_address": None, "runtime__actors": 8}
+    ours = {
+        "runtime__ray_address": None, "runtime__actors": 8, "runtime__memory_per_actor": 0,
+    }  # fmt: skip
     return lambda **changes: parse_config(settings(**(ours | changes)))
 
 
@@ -35,6 +37,15 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
             "8 actors, 1 CPU and 1 GPU and 16 GiB each",
         ),
         ({"method": AUG_PE}, "2 actors, 0.5 CPU each"),
+        ({"runtime__memory_per_actor": None}, "1 actor, 1 CPU and 0.875 GiB"),
+        (
+            {
+                "method": AUG_PE,
+                "runtime__memory_per_actor": None,
+                "embedder": {"model": "a/hub"},
+            },
+            "2 actors: 1 of 0.5 CPU and 0.875 GiB, 1 of 0.5 CPU and 0.75 GiB",
+        ),
         (
             {"method": AUG_PE, "runtime__gpus_per_actor": 1},
             "2 actors: 1 of 0.5 CPU and 1 GPU, 1 of 0.5 CPU",
@@ -66,7 +77,7 @@ def test_what_a_run_needs_does_not_grow_with_actors_that_it_can_do_without(
 def test_a_chain_needs_what_the_more_demanding_method_needs(
     settings: Callable[..., dict[str, Any]],
 ) -> None:
-    tree = settings(runtime__ray_address=None)
+    tree = settings(runtime__ray_address=None, runtime__memory_per_actor=0)
     tree["methods"] = [{"name": "topics", "public": "public.jsonl"}, AUG_PE]
     del tree["method"]
     assert str(needs(parse_config(tree))) == "2 actors, 0.5 CPU each"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -115,6 +116,12 @@ class DpKpsSettings(TextSettings):
         if self.least_terms > self.sequence_length:
             raise ValueError("least_terms: more than sequence_length")
         return self
+
+    @property
+    def shard_bytes(self) -> int:
+        # An automaton of the terms, their vectors and counts.
+        file = Path(self.vocabulary)
+        return 32 * file.stat().st_size if file.is_file() else 0
 
     def epsilons(self, total: float, labels: float = 0.0) -> tuple[float, float, float]:
         """Return eps_voc, eps_kde and the sum of all shares, in a run that may cost `total`. Of

@@ -49,7 +49,8 @@ from dpray.runs.session import Release, Session
 from dpray.types import Budget, BudgetRefused, DprayError
 from dpray.workers.engine import gpus_of_rank, with_absolute_model
 from dpray.workers.failures import own_errors
-from dpray.workers.placement import memory_of, run_placement
+from dpray.workers.memory import Role, reserved
+from dpray.workers.placement import run_placement
 from dpray.workers.rows import (
     WITH_COLUMNS,
     Row,
@@ -149,7 +150,7 @@ def run_training(session: DpSgdSession, training: Training, show: OnStep) -> Non
             scratch=str(session.folder.private.resolve() / RAY_TRAIN),
             gpus_per_worker=gpus_of_rank(runtime.gpus_per_actor or 0.0),
             cpus_per_worker=runtime.cpus_per_actor,
-            memory_per_worker=memory_of(runtime),
+            memory_per_worker=reserved(session.config, Role.RANK),
             wait=runtime.wait,
         )
 

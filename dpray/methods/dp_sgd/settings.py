@@ -81,6 +81,12 @@ class DpSgdSettings(TrainingSettings, TextSettings):
     top_k: CountOrZero = Field(50, description="top-k of the sampling; 0: off")
     top_p: float = Field(0.9, gt=0, le=1, description="top-p of the sampling; 1: off")
 
+    @property
+    def training_size(self) -> tuple[int, int]:
+        # A full training has a gradient and two moments of each weight.
+        copies = 4 if self.tuning == "full" else 1
+        return copies, (self.micro_batch_size or 16) * self.max_length
+
     @model_validator(mode="after")
     def _shares_are_shares(self) -> DpSgdSettings:
         for column, shares in self.control_values.items():

@@ -15,18 +15,24 @@ from dataclasses import dataclass, field, replace
 from dpray.accounting.event import Event
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult
 from dpray.engines.schema.schema import Form
-from dpray.mechanisms.randomness import new_key
+from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.token import PrivateToken
 
 
 @dataclass(frozen=True)
 class Batch:
     """The token ids of a batch's private prompts (none if the batch is empty) and of its public
-    prompt."""
+    prompt, and the secret `key` of its coins.
+
+    Claim: a batch with the same key and the same rows gives the same texts each time it is
+    drawn. So a batch that was lost is drawn again at no cost, whatever private
+    rows or draws had to do with the loss. Proof: docs/privacy.md, section 2.7.
+    """
 
     batch_id: str
     private_prompts: tuple[tuple[int, ...], ...] = field(repr=False)
     public_prompt: tuple[int, ...] = field(repr=False)
+    key: str = field(repr=False)
 
 
 @dataclass
@@ -109,7 +115,7 @@ class PrivatePrediction:
             group_id=state.S.batch_id,
             private_prompts=state.S.private_prompts,
             public_prompt=state.S.public_prompt,
-            selector=self.mechanism.selector(new_key(), **others),
+            selector=self.mechanism.selector(named_key(state.S.key, str(state.texts)), **others),
             max_tokens=self.max_tokens,
             stop=self.stop if self.form is None else (),
         )

@@ -283,7 +283,7 @@ def _hits(method: PrivatePrediction, logits: Logits, batches: int) -> npt.NDArra
     tokens. No token changes these, so the mechanism draws those of all batches at once.
     """
     # The prompts tell the number of the batch's rows, which the algorithm may not use.
-    state = BatchState(Batch("0/0", ((TARGET,),) * len(logits[0]), (OTHER,)))
+    state = BatchState(Batch("0/0", ((TARGET,),) * len(logits[0]), (OTHER,), new_key()))
     hits = np.zeros(batches)
     while method.goes_on(state):
         group = method.next_text(state)

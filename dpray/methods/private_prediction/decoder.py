@@ -10,6 +10,7 @@ from uuid import uuid4
 from dpray.engines.base import Engine, EngineError, failure_name
 from dpray.engines.schema.forms import forced_tokens
 from dpray.ledger.ledger import RunLedger
+from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import encode_private, shown_examples
@@ -68,8 +69,9 @@ class BatchDecoder:
 
     The ledger records that a task's batches begin. It also records which of them failed: those that
     were running at any error that is not on the short list of what may be repeated.
-    `key` is the run's charge in the ledger. Each decoder has an id of its own there and decodes a
-    batch once. If another decoder takes over lost batches, the ledger has both attempts.
+    `key` is the run's charge in the ledger, and `coins` the secret key of its coins. Each decoder
+    has an id of its own there and decodes a batch once. If another decoder takes over lost batches,
+    the ledger has both attempts, and they have the same coins.
     """
 
     def __init__(
@@ -78,9 +80,10 @@ class BatchDecoder:
         ledger: RunLedger,
         key: str,
         attempt_id: str,
+        coins: str,
         load: Callable[[], Engine],
     ) -> None:
-        self.plan, self.ledger, self.key = plan, ledger, key
+        self.plan, self.ledger, self.key, self._coins = plan, ledger, key, coins
         if plan.form is not None:
             forced_tokens(plan.form, plan.settings.max_tokens)  # refuses one that does not fit
         self.worker_id = f"{attempt_id}.{uuid4().hex[:16]}"
@@ -145,7 +148,9 @@ class BatchDecoder:
             for text in texts
         )
         public = engine.encode(template.public_prompt(label, examples))
-        return Batch(batch_id, tuple(private), public)
+        return Batch(
+            batch_id, tuple(private), public, named_key(self._coins, "draws", self.key, batch_id)
+        )
 
     def _outcome(self, state: BatchState) -> Outcome:
         return {

@@ -68,7 +68,7 @@ def release(session: BatchSession) -> Release:
                     decoded.add(plan, outcome)
                     session.metrics.published(outcome["tokens"], outcome["private_tokens"])
                 speed = (decoded.tokens - tokens) / max(monotonic() - began, 1e-9)
-                session.show("batches", decoded.batches, total, decoded.describe(speed))
+                session.show("batches", decoded.batches, total, decoded.describe(), speed)
         if decoded.batches < total:
             raise DprayError("some batches were not decoded")
         waiting = waiting[len(batches) :]
@@ -119,12 +119,21 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
     A worker gets some batches at a time, and asks for the next ones before it is done with these.
     """
     load = session.take_engine if session.in_process else session.load_engine
-    key = "" if session.plan.disjoint else batches_key(session)
+    key = batches_key(session)
     make = partial(
-        BatchDecoder, session.plan, session.ledger, session.charge_key(), session.attempt_id, load
+        BatchDecoder,
+        session.plan,
+        session.ledger,
+        session.charge_key(),
+        session.attempt_id,
+        key,
+        load,
     )
     size = task_size(session.config.runtime, session.plan.disjoint, len(batches))
-    config, gathering = session.config, batches_of(session.plan, key)
+    config, gathering = (
+        session.config,
+        batches_of(session.plan, "" if session.plan.disjoint else key),
+    )
     if session.in_process:
         members = gathering.here(config, batches)
         return outcome_lists(outcomes_here(members, make, size), size, OUTCOME_SECONDS)
@@ -151,9 +160,9 @@ def batches_of(plan: PrivatePredictionPlan, key: str) -> BatchGathering:
 
 
 def batches_key(session: BatchSession) -> SecretKey:
-    """Return the secret key of the run's Poisson batches: a batch that was lost has the same units
-    when it is drawn again."""
-    lost = "nobody knows who is in a batch that was begun"
+    """Return the secret key of all coins of the run's batches: a batch that was lost has the same
+    units and the same tokens when it is drawn again."""
+    lost = "a batch that was begun would be drawn again with other coins"
     return session.secret_key(BATCHES_KEY, is_batch, lost)
 
 
@@ -242,10 +251,8 @@ class Totals:
         self.private_tokens += outcome["private_tokens"]
         self.row_variation = max(outcome["row_variation"], self.row_variation or 0.0)
 
-    def describe(self, tokens_per_second: float = 0.0) -> str:
+    def describe(self) -> str:
         words = [f"{self.examples} texts"]
-        if tokens_per_second:
-            words.append(f"{tokens_per_second:.0f} tokens/s")
         if self.tokens:
             words.append(f"{self.private_tokens / self.tokens:.0%} private")
         return ", ".join(words)
@@ -276,7 +283,7 @@ def report(session: BatchSession, decoded: Totals) -> MethodPart:
             "schema": settings.schema,
         },
         not_covered=warnings,
-        noise_source=f"{NOISE_SOURCE}; a fresh key for every text",
+        noise_source=f"{NOISE_SOURCE}; every text has a key of its own, derived by BLAKE2b",
     )
 
 

@@ -293,7 +293,7 @@ class _Position:
 class PrivateTokenSelector:
     """Selects a text's tokens; a `dpray.engines.base.TokenSelector`.
 
-    `mechanism` has the fields of a `PrivateToken`. `key` is a fresh key for every text. `t` private
+    `mechanism` has the fields of a `PrivateToken`. `key` is used for one text only. `t` private
     tokens were drawn for the batch before this text, and `noisy_threshold` is in force (None if
     none is drawn yet). `longest_copy` is the most tokens in a row that the text may share with the
     public `prompt`, or with itself; tokens that would make it more are excluded. `form` has the

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from ray.exceptions import OutOfMemoryError
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
@@ -32,6 +33,7 @@ from dpray.methods.dp_sgd.training.token_files import MappedUnits, write_names, 
 from dpray.methods.dp_sgd.training.training import GradientNoise, ReferenceTrainer
 from dpray.types import BudgetRefused, DprayError, InputError, Progress, Resumable
 from dpray.workers.engine import build_engine
+from dpray.workers.failures import Kind
 from dpray.workers.rows import Row, record_rows
 from tests.methods.dp_sgd.training.states import state_of
 from tests.methods.dp_sgd.training.tiny_gradients import texts
@@ -363,6 +365,27 @@ def test_a_training_whose_code_raised_is_never_repeated(
         assert "Marlowe" not in str(caught.value)
     with pytest.raises(DprayError, match="model failed with LookupError"):
         methods.run(run)
+
+
+def test_steps_that_a_full_machine_ended_are_made_again_and_paid_for(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same command, from the last block: whether private rows had a part in it or not, both
+    are charged."""
+    run = config()
+    open_budget(run)
+    made, update = [0], ReferenceTrainer.update
+
+    def ended_once(trainer: ReferenceTrainer) -> None:
+        made[0] += 1
+        if made[0] == 4:
+            raise OutOfMemoryError("1 worker(s) were killed due to the node running low on memory")
+        update(trainer)
+
+    monkeypatch.setattr(ReferenceTrainer, "update", ended_once)
+    report = methods.run(run)
+    assert report["steps"] == {"planned": 6, "repeated": 2, "charged": 8} and made == [8]
+    assert report["repeats"]["lost_starts"] == {Kind.MEMORY.loss: 2}
 
 
 def test_a_full_disk_fails_no_training(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dpray.engines.base import Following, LockstepGroup, LockstepResult
+from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
 from dpray.methods.private_prediction.token import PrivateToken
 
@@ -20,7 +21,7 @@ MECHANISM = PrivateToken(
     temperature=2.0,
     public_temperature=1.5,
 )
-BATCH = Batch("0/3", ((1, 2), (3,)), (4,))
+BATCH = Batch("0/3", ((1, 2), (3,)), (4,), "5a" * 32)
 
 
 def answer(group: LockstepGroup, text: str, reason: str, t: int, theta: float | None = None) -> Any:
@@ -48,6 +49,16 @@ def test_t_and_threshold_go_on_from_text_to_text_with_fresh_keys() -> None:
     assert second.selector.arguments["t"] == 4
     assert second.selector.arguments["noisy_threshold"] == 0.7
     assert first.selector.arguments["key"] != second.selector.arguments["key"]
+
+
+def test_a_batch_that_is_drawn_again_has_the_coins_that_it_had() -> None:
+    def keys(batch: Batch) -> list[object]:
+        texts = [method().next_text(BatchState(batch, texts=number)) for number in range(3)]
+        return [text.selector.arguments["key"] for text in texts]
+
+    assert keys(BATCH) == keys(BATCH)
+    other = keys(replace(BATCH, key="a5" * 32))
+    assert len({*keys(BATCH), *other}) == 6, "no two texts share a key"
 
 
 def test_a_text_that_its_schema_closed_ended_by_its_length() -> None:
@@ -97,7 +108,7 @@ def test_a_batch_ends_at_r_private_tokens_or_its_number_of_texts(
 
 
 def test_private_prompts_are_in_no_repr() -> None:
-    secret = Batch("0/0", ((90210, 90211),), (1,))
+    secret = Batch("0/0", ((90210, 90211),), (1,), new_key())
     group = method().next_text(BatchState(secret))
     for shown in (repr(secret), repr(group), str(group.selector)):
         assert "90210" not in shown and "key" not in shown

@@ -109,7 +109,7 @@ def test_the_sparse_vector_compares_all_tokens() -> None:
 @pytest.mark.parametrize("longest", [None, 3])
 def test_a_runs_texts_are_kept_from_copying(longest: int | None) -> None:
     method = PrivatePrediction(PrivateToken(**mechanism()), 8, 1, longest_copy=longest)
-    group = method.next_text(BatchState(Batch("0/0", ((7, 8),), (1, 2, 3))))
+    group = method.next_text(BatchState(Batch("0/0", ((7, 8),), (1, 2, 3), "5a" * 32)))
     found = {name: group.selector.arguments.get(name) for name in ("prompt", "longest_copy")}
     expected = {"prompt": (1, 2, 3), "longest_copy": 3} if longest else dict.fromkeys(found)
     assert found == expected

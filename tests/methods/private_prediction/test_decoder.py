@@ -26,6 +26,7 @@ from dpray.engines.row_variation import POSITIONS
 from dpray.io.public_files import FewShot
 from dpray.io.template_file import Template
 from dpray.ledger.ledger import Ledger
+from dpray.mechanisms.randomness import new_key
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.prompts import PromptTemplate, encode_private, shown_examples
@@ -34,6 +35,7 @@ from dpray.types import AlreadyPublished, Budget, DprayError, InputError
 from dpray.workers.groups import SliceWorker
 from dpray.workers.pool_actor import PoolActor
 
+COINS = new_key()
 TASKS = [[f"0/{number}" for number in range(start, start + 2)] for start in (0, 2, 4)]
 
 
@@ -102,7 +104,7 @@ Decoder = Callable[[Book, SideBySide], BatchDecoder]
 @pytest.fixture
 def decoder(settings: Callable[..., dict[str, Any]]) -> Decoder:
     plan = make_plan(parse_config(settings()))
-    return lambda book, engine: BatchDecoder(plan, book, "a run", "1", lambda: engine)  # type: ignore[arg-type, return-value]
+    return lambda book, engine: BatchDecoder(plan, book, "a run", "1", COINS, lambda: engine)  # type: ignore[arg-type, return-value]
 
 
 class Moving(SideBySide):
@@ -132,7 +134,7 @@ def test_public_logits_that_decide_and_move_by_a_bit_are_refused(
         asked = settings(**{f"method__{key}": value for key, value in method.items()})
         engine: Any = Moving(shares_public_pass)
         book: Any = Book()
-        BatchDecoder(make_plan(parse_config(asked)), book, "a run", "1", lambda: engine)  # type: ignore[arg-type]
+        BatchDecoder(make_plan(parse_config(asked)), book, "a run", "1", COINS, lambda: engine)  # type: ignore[arg-type]
 
     with pytest.raises(InputError, match="no private row may move a bit"):
         start(True, **rule)
@@ -221,7 +223,7 @@ def test_two_decoders_of_an_attempt_are_two_starts_in_the_ledger(
         ledger.reserve("notes", {"run": (DiscreteLaplace(10.0, 1), Budget(0.1, 0.0))}, *stated_for)
 
         def decoded(task: list[str]) -> list[str]:
-            made = BatchDecoder(plan, ledger, "run", "attempt", lambda: SideBySide())  # type: ignore[arg-type, return-value]
+            made = BatchDecoder(plan, ledger, "run", "attempt", COINS, lambda: SideBySide())  # type: ignore[arg-type, return-value]
             return [outcome["batch"] for outcome in made.work([rows(task)])]
 
         assert decoded(["0/0", "0/1"]) == ["0/0", "0/1"]

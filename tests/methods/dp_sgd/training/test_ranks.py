@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from ray.exceptions import RayActorError, WorkerCrashedError
+from ray.exceptions import OutOfMemoryError, RayActorError, WorkerCrashedError
 from ray.train.v2._internal.exceptions import (
     InsufficientClusterResourcesError,
     UserExceptionWithTraceback,
@@ -44,6 +44,12 @@ def test_what_a_rank_raised_comes_before_what_the_others_miss() -> None:
     alone = UserExceptionWithTraceback(ValueError("x"), "")
     assert isinstance(reason(WorkerGroupError("", {0: alone})), ValueError)
     assert is_own_failure(ValueError("x"))
+
+
+def test_a_rank_that_memory_ended_is_a_lost_one() -> None:
+    low = OutOfMemoryError("the node was running low on memory")
+    found = reason(WorkerGroupError("", {0: RayActorError(), 1: low}))
+    assert kind_of(found) is Kind.MEMORY and not is_own_failure(found)
 
 
 def came(error: TrainingFailedError) -> TrainingFailedError:

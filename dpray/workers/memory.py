@@ -1,0 +1,155 @@
+"""The memory that Ray reserves for an actor, so that a machine holds no more of them than fit:
+`runtime.memory_per_actor`, or the sum of what the actor loads and computes, by public sizes.
+
+Those are the files of the model and their precision, its vocabulary and context, the parameters of
+the method, and `data.public_size`. No record, no file of records and no number of rows has a part
+in it. Of a model that is not on this machine only the libraries are counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from dpray.config.config import Config, EngineConfig
+from dpray.engines.embedder import embedder_at_hand
+from dpray.engines.kv_cache import BYTES, DEFAULT_BYTES, GIB, bytes_per_token
+from dpray.engines.model_path import weights_at_hand
+from dpray.io.files import read_json
+from dpray.types import InputError
+
+PROCESS, LIBRARIES = GIB // 4, GIB * 3 // 4
+"""The bytes of a worker without a model, and of one with a model's libraries and no model yet."""
+
+STEP = GIB // 8
+"""Reservations are rounded up to a multiple of this."""
+
+ROWS_AT_ONCE = 256
+"""The most rows of a pass of transformers."""
+
+ROWS, ROW_BYTES = 32_768, 4096
+"""The rows of a gathered block, and the bytes that are counted for each."""
+
+PASSES = 4
+"""A training holds its logits, their gradients and what these are computed from."""
+
+
+class Role(Enum):
+    ENGINE = auto()
+    """Has the language model."""
+    VOTER = auto()
+    """Has the embedder, and a shard of the records."""
+    COUNTER = auto()
+    """Has a shard of the records, and no model."""
+    RANK = auto()
+    """Trains the language model."""
+
+
+def reserved(config: Config, role: Role) -> float:
+    """Return the bytes that Ray reserves for an actor."""
+    if (asked := config.runtime.memory_per_actor) is not None:
+        return asked * GIB
+    return math.ceil(_SIZES[role](config) / STEP) * float(STEP)
+
+
+def _engine(config: Config) -> int:
+    engine, model = config.engine, _Model.of(config.engine)
+    rows = min(config.data.public_size, ROWS) * ROW_BYTES
+    if config.runtime.gpus_per_actor:
+        return LIBRARIES + model.largest_file + rows
+    weights = model.weights * BYTES.get(engine.dtype, 4) // model.width
+    logits = 2 * 4 * model.vocabulary * min(engine.max_num_seqs, ROWS_AT_ONCE)
+    return LIBRARIES + weights + logits + _cache(engine, model) + rows
+
+
+def _cache(engine: EngineConfig, model: _Model) -> int:
+    """Return the bytes of the KV cache on a CPU. vLLM takes all of it when it starts."""
+    if engine.kind == "vllm" or engine.kv_cache_gib is not None:
+        return DEFAULT_BYTES if engine.kv_cache_gib is None else int(engine.kv_cache_gib * GIB)
+    context = engine.max_model_len or model.context
+    return min(DEFAULT_BYTES, ROWS_AT_ONCE * context * model.token_bytes(engine.dtype))
+
+
+def _voter(config: Config) -> int:
+    """Two copies of the embedder, and the vectors of its share of the records, which are twice
+    there while they are put together."""
+    model = _Model.found(embedder_at_hand(config.embedder.model))
+    records = -(-config.data.public_size // config.runtime.actors)
+    return LIBRARIES + 2 * model.weights + 2 * 4 * model.hidden * records
+
+
+def _counter(config: Config) -> int:
+    return PROCESS + max(method.shard_bytes for method in config.method.each)
+
+
+def _rank(config: Config) -> int:
+    model = _Model.of(config.engine)
+    if config.runtime.gpus_per_actor:
+        return LIBRARIES + model.largest_file
+    copies, tokens = max(method.training_size for method in config.method.each)
+    numbers = copies * model.weights // model.width + PASSES * tokens * model.vocabulary
+    return LIBRARIES + 4 * numbers  # all in float32
+
+
+_SIZES = {Role.ENGINE: _engine, Role.VOTER: _voter, Role.COUNTER: _counter, Role.RANK: _rank}
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The sizes of a model: the bytes of its `weights` and of the largest of their files, the bytes
+    of a number in them, and what its configuration says."""
+
+    weights: int = 0
+    largest_file: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, engine: EngineConfig) -> _Model:
+        with suppress(InputError):
+            return cls.found(weights_at_hand(engine.model))
+        return cls()
+
+    @classmethod
+    def found(cls, folder: Path | None) -> _Model:
+        """Return the sizes of the model in this folder, or of none."""
+        if folder is None:
+            return cls()
+        files = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
+        sizes = [path.stat().st_size for path in files]
+        read: dict[str, Any] = {}
+        with suppress(InputError):
+            read = read_json(folder / "config.json")
+        config = read | (read.get("text_config") or {})
+        return cls(sum(sizes), max(sizes, default=0), config)
+
+    @property
+    def width(self) -> int:
+        kept_in = self.config.get("dtype") or self.config.get("torch_dtype")
+        return BYTES.get(str(kept_in), 4)
+
+    @property
+    def vocabulary(self) -> int:
+        return self._number("vocab_size")
+
+    @property
+    def context(self) -> int:
+        return self._number("max_position_embeddings")
+
+    @property
+    def hidden(self) -> int:
+        return self._number("hidden_size")
+
+    def token_bytes(self, dtype: str) -> int:
+        with suppress(AttributeError):
+            return bytes_per_token(SimpleNamespace(**self.config), dtype)
+        return 0
+
+    def _number(self, name: str) -> int:
+        found = self.config.get(name)
+        return found if isinstance(found, int) else 0
