@@ -38,7 +38,7 @@ from dpray.methods.dp_sgd.training.clipped_loss import Losses, MicroBatch, PerEx
 from dpray.methods.dp_sgd.training.model import deepspeed_on_stderr, own_part
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
-from dpray.methods.dp_sgd.training.training import ReferenceTrainer, Training, train
+from dpray.methods.dp_sgd.training.training import ReferenceTrainer, T, Training, train
 from dpray.types import DprayError, Resumable
 from dpray.workers.engine import HIDDEN
 from dpray.workers.failures import Kind, find_error, kind_of
@@ -226,8 +226,10 @@ class ZeroTrainer(ReferenceTrainer):
             )
         self._engine.eval()
 
-    def wait_for_ranks(self) -> None:
-        dist.barrier()
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.ranks
+        dist.all_gather_object(values, value)
+        return values
 
     def has_notice(self) -> bool:
         return ray.train.get_preemption_info() is not None
