@@ -15,7 +15,10 @@ from tests.chaos.points import RANDOM
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        ("checkpoints/steps-00000001-00000002-{hex}.safetensors", "steps-00000001-00000002-*"),
+        (
+            "checkpoints/steps-00000001-00000002-{hex}-00000.safetensors",
+            "steps-00000001-00000002-*",
+        ),
         ("parts/{uuid}-00000001.jsonl", "parts/*-00000001.jsonl"),
         ("parts/{hex}-00000001.jsonl", "parts/*-00000001.jsonl"),
     ],

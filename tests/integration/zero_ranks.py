@@ -15,11 +15,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim import Optimizer
 
+from dpray.ledger.ledger import NullLedger
 from dpray.mechanisms.randomness import generator
 from dpray.methods.dp_sgd.algorithm import DpSgd, Units, fine_tune
 from dpray.methods.dp_sgd.training.clipped_loss import PerExampleLoss
 from dpray.methods.dp_sgd.training.ghost_norms import NoNormRule
-from dpray.methods.dp_sgd.training.journal import TrainingState
+from dpray.methods.dp_sgd.training.journal import Journal, TrainingState, shard_of
 from dpray.methods.dp_sgd.training.model import check_norms, load_loss, put_weights
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
@@ -113,11 +114,11 @@ def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     for stage in STAGES:
         for case in CASES:
-            saved = _trained(stage, *case)
+            saved = _trained(folder / f"state-{stage}-{'-'.join(case)}", stage, *case)
             torch.save(saved, folder / f"{stage}-{'-'.join(case)}-{rank}.pt")
         torch.save(_noise_alone(stage), folder / f"{stage}-noise-{rank}.pt")
     for tuning in TUNINGS:
-        saved = _trained_in_parts(str(folder / "base"), tuning)
+        saved = _trained_in_parts(folder, tuning)
         torch.save(saved, folder / f"3-parts-{tuning}-{rank}.pt")
         share = _most_whole(str(folder / "deep"), tuning)
         (folder / f"most-whole-{tuning}-{rank}").write_text(str(share))
@@ -125,7 +126,28 @@ def rank_main(rank: int, ranks: int, port: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str, torch.Tensor]:
+def stored(trainer: Any, folder: Path, steps: int) -> TrainingState:
+    """Store the state in shards, as a training does, and return it as the next start reads it."""
+    journal = Journal(NullLedger(), "run", "attempt", str(folder), steps, steps)
+    shard = shard_of(trainer.tensors(), trainer.rank, trainer.ranks)
+    shards = trainer.gather(journal.write(0, trainer.rank, shard))
+    if trainer.rank == 0:
+        journal.publish(0, steps - 1, shards)
+    trainer.gather(None)
+    state = journal.latest(trainer.rank, trainer.ranks)
+    assert state is not None and len(shards) == trainer.ranks
+    whole = state_of(trainer, steps)
+    kinds = [(state.weights, whole.weights)]
+    kinds += [(state.moments[kind], moments) for kind, moments in whole.moments.items()]
+    for found, expected in kinds:
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    return replace(state, weights={name: state.weights[name] for name in whole.weights})
+
+
+def _trained(
+    folder: Path, stage: int, name: str, optimizer: Any, precision: Any
+) -> dict[str, torch.Tensor]:
     """Return the weights after four steps; those of AdamW by two trainers, the second one made from
     the state that the first one left."""
     from dpray.methods.dp_sgd.training.zero import ZeroTrainer
@@ -141,7 +163,7 @@ def _trained(stage: int, name: str, optimizer: Any, precision: Any) -> dict[str,
         if state is not None:
             trainer.restore(state)
         steps(trainer, optimizer, start, end)
-        state = state_of(trainer, end)
+        state = stored(trainer, folder, end)
         trainer.close()
     assert state is not None
     return dict(state.weights)
@@ -153,13 +175,13 @@ def in_parts(tuning: Any) -> DpSgd:
     return replace(ours, settings=ours.settings.model_copy(update={"tuning": tuning}))
 
 
-def _trained_in_parts(folder: str, tuning: str) -> dict[str, torch.Tensor]:
+def _trained_in_parts(folder: Path, tuning: str) -> dict[str, torch.Tensor]:
     """Return the weights after four steps, made by two trainers like those of AdamW above."""
     from dpray.methods.dp_sgd.training.zero import ZeroTrainer, loading
 
     ours, state = in_parts(tuning), None
     for start, end in ((0, 2), (2, 4)):
-        loss = load_loss(folder, ours.settings, loading(3))
+        loss = load_loss(str(folder / "base"), ours.settings, loading(3))
         base = [p for name, p in loss.named_parameters() if "lora_" not in name]
         assert base and all(hasattr(p, "ds_id") and p.numel() == 0 for p in base)
         if state is not None:
@@ -168,7 +190,7 @@ def _trained_in_parts(folder: str, tuning: str) -> dict[str, torch.Tensor]:
         if state is not None:
             trainer.restore(state)
         steps(trainer, "adamw", start, end)
-        state = state_of(trainer, end)
+        state = stored(trainer, folder / f"state-{tuning}", end)
         trainer.close()
     assert state is not None
     return dict(state.weights)

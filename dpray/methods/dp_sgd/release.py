@@ -212,7 +212,7 @@ def read_units(folder: str, trainer: ReferenceTrainer) -> MappedUnits:
     """Return all units on a rank, once every rank has found its share of the shards unaltered."""
     names = shard_names(Path(folder))
     check_shards(Path(folder), names[trainer.rank :: trainer.ranks])
-    trainer.wait_for_ranks()
+    trainer.gather(None)
     return MappedUnits(Path(folder), names)
 
 

@@ -278,12 +278,14 @@ def test_repeated_steps_may_not_cost_more_than_the_run_may(
         methods.run(run)
 
 
-def test_a_checkpoint_that_was_altered_is_refused(config: Callable[..., Config]) -> None:
+@pytest.mark.parametrize("file", ["*.safetensors", "*.json"])
+def test_a_checkpoint_that_was_altered_is_refused(config: Callable[..., Config], file: str) -> None:
+    """The ledger knows the manifest, and the manifest its shards."""
     run = config(method__spare_steps=2)
     interrupt(run, 3)
-    [path] = (Path(run.output.path) / "private" / "checkpoints").iterdir()
+    [path] = (Path(run.output.path) / "private" / "checkpoints").glob(file)
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    with pytest.raises(DprayError, match="not there, or altered"):
+    with pytest.raises(DprayError, match=rf"{path.name}: was changed, or is of another checkpoint"):
         methods.run(run)
 
 

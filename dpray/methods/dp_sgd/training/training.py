@@ -24,7 +24,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, Units, fine_tune
 from dpray.methods.dp_sgd.training.clipped_loss import Losses, MicroBatch, PerExampleLoss
-from dpray.methods.dp_sgd.training.journal import Journal, TrainingState
+from dpray.methods.dp_sgd.training.journal import Journal, TrainingState, shard_of
 from dpray.methods.dp_sgd.training.model import check_norms, load_loss, put_weights, save_model
 from dpray.methods.dp_sgd.training.rows import RowCheck
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
@@ -39,6 +39,8 @@ MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
 """The moments that each optimizer keeps."""
 
 OnStep = Callable[[int], None]
+
+T = TypeVar("T")
 
 
 class GradientNoise:
@@ -114,8 +116,9 @@ class ReferenceTrainer:
         self._noise = GradientNoise(step, noise_key)
         self.row_check = RowCheck(self._loss, self._device)
 
-    def wait_for_ranks(self) -> None:
-        """Return once all ranks have called it."""
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, once all have called it."""
+        return [value]
 
     def has_notice(self) -> bool:
         """Return whether a machine of a rank will be taken away soon. All ranks call it together,
@@ -251,18 +254,19 @@ def train(
         nonlocal first
         goes_on = not trainer.has_notice()
         if journal.ends_block(t) or not goes_on:
+            shard = shard_of(trainer.tensors(), trainer.rank, trainer.ranks)
+            shards = trainer.gather(journal.write(first, trainer.rank, shard))
             if trainer.rank == 0:
-                journal.keep(first, t, trainer.tensors())
-            else:
-                for _ in trainer.tensors():
-                    pass
+                journal.publish(first, t, shards)
             first = t + 1
         return goes_on
 
     fine_tune(method, training.read(trainer), trainer, sampling, before_step, after_step, start)
-    last = journal.latest() if trainer.rank == 0 else None
-    if last is not None and last.steps == method.steps:
-        # The checkpoint's weights are mapped from its file: no rank has to hold them all.
+    trainer.gather(None)  # the last checkpoint is published
+    last = journal.latest(trainer.rank, trainer.ranks)
+    trainer.gather(None)  # all of it is as it was published
+    if trainer.rank == 0 and last is not None and last.steps == method.steps:
+        # The checkpoint's weights are mapped from its files: no rank has to hold them all.
         folder = Path(training.folder)
         save_model(training.base, method.settings, last.weights, folder, training.base_name)
     return trainer
@@ -274,7 +278,11 @@ def _resumed(
     loading: AbstractContextManager[object],
 ) -> tuple[AnyTrainer, int]:
     """Return the trainer as the last checkpoint left it, and the next step's number, from 0."""
-    state = training.journal.latest()
+    in_group = torch.distributed.is_initialized()
+    here = (
+        (torch.distributed.get_rank(), torch.distributed.get_world_size()) if in_group else (0, 1)
+    )
+    state = training.journal.latest(*here)
     loss = load_loss(training.base, training.method.settings, loading)
     if state is not None:
         put_weights(loss, state.weights)

@@ -22,7 +22,7 @@ from dpray.methods.dp_sgd.training.clipped_loss import Losses, MicroBatch, PerEx
 from dpray.methods.dp_sgd.training.model import deepspeed_on_stderr, own_part
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
-from dpray.methods.dp_sgd.training.training import ReferenceTrainer
+from dpray.methods.dp_sgd.training.training import ReferenceTrainer, T
 
 BUCKET = 50_000_000
 """The elements of the gradient that are summed over ranks in one call; under stage 3 also the most
@@ -106,8 +106,10 @@ class ZeroTrainer(ReferenceTrainer):
             )
         self._engine.eval()
 
-    def wait_for_ranks(self) -> None:
-        dist.barrier()
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.ranks
+        dist.all_gather_object(values, value)
+        return values
 
     def forward(self, *batch: torch.Tensor) -> Losses:
         # DeepSpeed gives up what a backward pass left whole only after its own `backward`. The one

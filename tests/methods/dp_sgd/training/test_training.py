@@ -12,7 +12,7 @@ from dpray.ledger.ledger import NullLedger
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.dp_sgd.algorithm import DpSgd, Units
 from dpray.methods.dp_sgd.training.clipped_loss import PerExampleLoss
-from dpray.methods.dp_sgd.training.journal import Journal
+from dpray.methods.dp_sgd.training.journal import Journal, shard_of
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer, Training, train_here
@@ -57,15 +57,71 @@ def test_an_interrupted_training_resumes_after_its_last_block(
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
+def kept(journal: Journal, first: int, t: int, ranks: int) -> None:
+    """Store a state of three tensors, each with the number of steps in it, as ranks do together."""
+    tensors = [(f"weights/{name}", torch.full((2,), float(t + 1))) for name in "abc"]
+    shards = [shard_of(tensors, rank, ranks) for rank in range(ranks)]
+    written = [journal.write(first, rank, shard) for rank, shard in enumerate(shards)]
+    journal.publish(first, t, written)
+
+
+def journal_in(folder: Path, attempt: str = "attempt") -> Journal:
+    return Journal(NullLedger(), "run", attempt, str(folder), steps=4, block_size=2)
+
+
 def test_a_checkpoint_takes_the_place_of_the_one_before_it_alone(tmp_path: Path) -> None:
-    journal = Journal(NullLedger(), "run", "attempt", str(tmp_path), steps=4, block_size=2)
     # What NFS keeps of a file that is mapped cannot be removed either.
     (tmp_path / ".nfs0001").mkdir()
-    (tmp_path / "steps-00000001-00000002-before.tmp").touch()
+    (tmp_path / "steps-00000001-00000002-before-00000.tmp").touch()
     for t in (1, 3):
-        journal.keep(t - 1, t, [("weights/w", torch.ones(2))])
+        kept(journal_in(tmp_path), t - 1, t, ranks=2)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {".nfs0001", "steps-00000003-00000004-attempt.safetensors"}
+    ends = (".json", "-00000.safetensors", "-00001.safetensors")
+    assert names == {".nfs0001", *(f"steps-00000003-00000004-attempt{end}" for end in ends)}
+
+
+def test_ranks_store_equal_shares_that_any_number_of_ranks_reads(tmp_path: Path) -> None:
+    sizes = {"embedding": 90, "head": 90, "a": 40, "b": 40, "c": 40}
+    tensors = [(name, torch.zeros(size)) for name, size in sizes.items()]
+    shards = [shard_of(tensors, rank, 3) for rank in range(3)]
+    assert [set(shard) for shard in shards] == [{"embedding"}, {"head"}, {"a", "b", "c"}]
+    kept(journal_in(tmp_path), 0, 1, ranks=3)
+    for ranks in (1, 2, 5):
+        for rank in range(ranks):
+            state = journal_in(tmp_path).latest(rank, ranks)
+            assert state is not None and state.steps == 2
+            assert {name: weight.tolist() for name, weight in state.weights.items()} == {
+                name: [2.0, 2.0] for name in "abc"
+            }
+
+
+def test_a_shard_that_is_missing_changed_or_of_another_checkpoint_is_refused(
+    tmp_path: Path,
+) -> None:
+    journal, other = journal_in(tmp_path), journal_in(tmp_path / "other")
+    kept(other, 0, 1, ranks=2)
+    kept(journal, 2, 3, ranks=2)
+    [first, second] = sorted(tmp_path.glob("*.safetensors"))
+    whole = first.read_bytes(), second.read_bytes()
+    [earlier, _] = sorted((tmp_path / "other").glob("*.safetensors"))
+
+    def refused(message: str) -> None:
+        """Rank 1 of two reads the second shard."""
+        with pytest.raises(DprayError, match=rf"{second.name}: {message}; .*put the file back"):
+            journal.latest(1, 2)
+        first.write_bytes(whole[0])
+        second.write_bytes(whole[1])
+        assert all(journal.latest(rank, 2) is not None for rank in range(2))
+
+    second.unlink()
+    refused("is missing")
+    changed = "was changed, or is of another checkpoint"
+    second.write_bytes(whole[1][:-1] + b"!")
+    refused(changed)
+    second.write_bytes(earlier.read_bytes())  # a shard of an earlier step
+    refused(changed)
+    second.write_bytes(whole[0])  # another rank's
+    refused(changed)
 
 
 def test_a_rank_that_does_not_see_the_output_folder_makes_no_step(
