@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +20,15 @@ from dpray.engines.kv_cache import may_have_gpu
 from dpray.engines.model_path import is_at_hand
 from dpray.io.yaml_text import dump_yaml
 from dpray.report.tables import person_in_words
+from dpray.runs.forecast import (
+    PRICE,
+    RATE_FROM,
+    RATES,
+    Forecast,
+    Work,
+    given_rates,
+    rates_of_run,
+)
 from dpray.runs.privacy_report import Guarantee
 from dpray.terminal import Terminal, add_or_remove, progress_bar, titled_table
 from dpray.types import InputError, Progress
@@ -56,6 +67,24 @@ def plan(
             metavar="FILE",
         ),
     ] = None,
+    rate_from: Annotated[
+        str | None,
+        typer.Option(
+            help="Forecast hours at the speed of this finished run, of the same method and model.",
+            metavar="RUN_DIR",
+        ),
+    ] = None,
+    tokens_per_second: Annotated[
+        str | None,
+        typer.Option(
+            help="Forecast hours at this speed of one engine; dp_sgd also needs TRAIN.",
+            metavar="PREFILL,DECODE[,TRAIN]",
+        ),
+    ] = None,
+    per_hour: Annotated[
+        float | None,
+        typer.Option(help="The price of one engine's machine for an hour.", metavar="PRICE"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
@@ -66,12 +95,52 @@ def plan(
     text.LOADS_NO_MODEL = alone and not on_gpu
     if alone:
         gc.disable()  # the process ends with the plan, and a tenth of its time would be collections
+    speed = Speed(rate_from, tokens_per_second, per_hour)
     if compare or loaded.method.name == "auto":
+        speed.refuse("is for the plan of one method, not for a comparison")
         _compare(loaded, write, as_json)
         return
     if write is not None:
         raise InputError("--write: is for --compare, or for method.name auto")
-    _plan_one(loaded, as_json)
+    speed.check()
+    _plan_one(loaded, speed, on_gpu, as_json)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The options for a forecast, as they were given."""
+
+    rate_from: str | None = None
+    tokens_per_second: str | None = None
+    per_hour: float | None = None
+
+    def refuse(self, why: str) -> None:
+        names = {RATE_FROM: self.rate_from, RATES: self.tokens_per_second, PRICE: self.per_hour}
+        for name, value in names.items():
+            if value is not None:
+                raise InputError(f"{name}: {why}")
+
+    def check(self) -> None:
+        if self.rate_from is not None and self.tokens_per_second is not None:
+            raise InputError(f"{RATE_FROM}: give it or {RATES}, not both")
+        if self.per_hour is None:
+            return
+        if self.rate_from is None and self.tokens_per_second is None:
+            raise InputError(f"{PRICE}: a price needs a speed; give {RATE_FROM} or {RATES}")
+        if not 0 <= self.per_hour < math.inf:
+            raise InputError(f"{PRICE}: a price of at least 0")
+
+    def forecast(self, config: Config, work: Work, on_gpu: bool) -> Forecast | None:
+        if self.tokens_per_second is not None:
+            rates = given_rates(self.tokens_per_second, work)
+        elif self.rate_from is not None:
+            rates = rates_of_run(self.rate_from, config, work)
+        else:
+            return None
+        gpus = config.runtime.gpus_per_actor
+        if gpus is None:
+            gpus = config.engine.gpus if on_gpu and config.engine.is_local else 0
+        return Forecast.of(work, rates, config, gpus, self.per_hour)
 
 
 EMPTY = {
@@ -80,14 +149,19 @@ EMPTY = {
 }
 
 
-def _plan_one(loaded: Config, as_json: bool) -> None:
+def _plan_one(loaded: Config, speed: Speed, on_gpu: bool, as_json: bool) -> None:
     with progress_bar("planning") as on_progress:
         if loaded.engine.is_local and is_at_hand(loaded.engine.model):
             on_progress(Progress("finding the model"))
         made = dpray.plan(loaded)
+        work = made.work
+    forecast = speed.forecast(loaded, work, on_gpu)
     summary = made.summary()
     if as_json:
-        typer.echo(json.dumps(summary))
+        tokens: dict[str, Any] = {"tokens": asdict(work)}
+        if forecast is not None:
+            tokens["forecast"] = asdict(forecast)
+        typer.echo(json.dumps(summary | tokens))
         return
     console = Terminal()
     table = Table(title="Plan (no data was opened)", show_header=False, title_justify="left")
@@ -95,6 +169,10 @@ def _plan_one(loaded: Config, as_json: bool) -> None:
     table.add_row("a person", person_in_words(Guarantee.model_validate(summary)))
     table.add_row("method", summary["method"]["name"])
     for name, value in made.lines().items():
+        table.add_row(name, value)
+    if work != Work():
+        table.add_row("tokens", work.describe(loaded))
+    for name, value in (forecast.lines() if forecast else {}).items():
         table.add_row(name, value)
     table.add_row("empty texts", EMPTY[made.config.data.empty])
     if made.config.runtime.uses_ray:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Completion,
     EngineError,
@@ -22,7 +23,7 @@ from dpray.engines.base import (
     Sampling,
     Samplings,
 )
-from dpray.engines.model_path import resolve_model
+from dpray.engines.model_path import is_at_hand, resolve_model
 from dpray.engines.schema.schema import Schema
 from dpray.engines.schema.token_mask import TokenMask, Vocabulary, first_mask, fitted
 from dpray.engines.silence import silence_models
@@ -336,6 +337,20 @@ def _codec_of_folder(
     folder: str, max_model_len: int | None, files: tuple[tuple[str, int], ...]
 ) -> TextCodec:
     return TextCodec(folder, max_model_len)
+
+
+CHARACTERS = 4
+"""The characters that count as a token where the tokenizer is not here."""
+
+
+def token_counter(engine: EngineConfig) -> Callable[[Prompt], int]:
+    """Return the function that counts a prompt's tokens, by the model's tokenizer if its files are
+    here and can be read, else by `CHARACTERS`."""
+    if engine.is_local and is_at_hand(engine.model):
+        with contextlib.suppress(InputError):  # a run says what is wrong
+            codec = codec_of(engine.model, engine.max_model_len)
+            return lambda prompt: len(codec.encode(prompt))
+    return lambda prompt: -(-len(prompt.user + prompt.prefix) // CHARACTERS)
 
 
 def _do_without_torch() -> None:

@@ -27,6 +27,7 @@ from dpray.mechanisms.randomness import named_key
 from dpray.methods import load_module
 from dpray.methods.config import ChainSettings
 from dpray.runs.folder import FIRST, ReleaseFolder
+from dpray.runs.forecast import Work
 from dpray.runs.plan import Plan, Reads, label_histogram
 from dpray.types import InputError, RunFailed
 
@@ -62,6 +63,10 @@ class ChainPlan(Plan):
     @property
     def method_event(self) -> Event:
         return Composed((self.first.method_event, self.second.method_event))
+
+    @property
+    def work(self) -> Work:
+        return self.first.work + self.second.work
 
     @property
     def reads(self) -> Reads:

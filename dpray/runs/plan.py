@@ -22,6 +22,7 @@ from dpray.engines.model_path import tuned_without_noise, with_bases
 from dpray.engines.text import TextCodec
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.monte_carlo import Target
+from dpray.runs.forecast import Work
 from dpray.runs.privacy_report import Accountant, Guarantee, Mechanism, MechanismCost, Person
 from dpray.types import InputError
 from dpray.workers.engine import with_absolute_model
@@ -107,6 +108,11 @@ class Plan(ABC):
         """Return the lines of the plan for people, next to the guarantee: name and text."""
 
     @property
+    def work(self) -> Work:
+        """Return the tokens of the run's language model. It may read the model's tokenizer."""
+        return Work()
+
+    @property
     def reads(self) -> Reads:
         return Reads(self._labels())
 
@@ -135,7 +141,7 @@ class Plan(ABC):
         return  # DP-SGD has no prompts
 
     def summary(self) -> dict[str, Any]:
-        """Return the object that `dpray plan --json` prints."""
+        """Return the object that `dpray plan --json` prints, without its tokens and forecast."""
         config = self.config
         summary = guarantee_of(self).to_json() | self.method_summary()
         summary["empty_texts"] = config.data.empty

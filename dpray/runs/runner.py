@@ -13,13 +13,14 @@ import shlex
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.engines.base import Engine
+from dpray.engines.rates import Rates
 from dpray.io.file_list import file_digests, fingerprint
 from dpray.io.files import read_json, write_durably
 from dpray.io.units import UNIT_NAMES
@@ -117,7 +118,7 @@ class Run:
         if not is_charged:
             self.plan.check_embedder()
             load = partial(self.plan.load_and_try, self.build)
-            engine = check_loads(self.plan.config, load, self.on_progress)
+            engine = check_loads(self.plan.config, load, self.on_progress, self._note_rates)
         with ExitStack() as on_refusal:
             if engine is not None:
                 on_refusal.callback(engine.close)  # later its session does
@@ -130,6 +131,11 @@ class Run:
             return self._finish(*release_with_repeats(sessions, self.release))
         finally:
             ledger.close()
+
+    def _note_rates(self, rates: Rates | None) -> None:
+        """Keep the rates for `run.json`, from which `dpray plan --rate-from` reads them."""
+        if rates is not None:
+            self.run["rates"] = asdict(rates)
 
     def _choose_gpus(self) -> None:
         """Make `runtime.gpus_per_actor` a number for the rest of the run."""
@@ -411,6 +417,7 @@ class Run:
         if release.model is not None:
             self.folder.release_model(release.model, report.to_json())
         self.folder.write_json(REPORT, report.to_json())
+        self._note_rates(session.rates)
         self._write_run("finished")
         self.folder.remove_work()
         return report

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, TextGenerator
+from dpray.engines.rates import Rates
 from dpray.engines.requests import Ask, Request
 from dpray.io.files import DISK_FULL, disk_is_full, make_private, owners_only, write_durably
 from dpray.ledger.ledger import RunLedger
@@ -103,6 +104,7 @@ class Session(Generic[P_co]):
     left_out: set[str] = field(default_factory=set)
     """The parameters that an endpoint's model did not know."""
     _activity: str = field(default="", init=False)
+    _asked: Asked = field(default_factory=lambda: Asked(), init=False)
 
     @property
     def config(self) -> Config:
@@ -383,7 +385,11 @@ class Session(Generic[P_co]):
                         name, total = f"{activity}: LLM calls", len(requests)
                         self._show(Progress(name, done, total, tokens_per_second=speed))
 
-                    return ask_cached(engine, self._calls, requests, on_completion)
+                    before, began = self._calls.totals(), monotonic()
+                    try:
+                        return ask_cached(engine, self._calls, requests, on_completion)
+                    finally:
+                        self._asked.add(before, self._calls.totals(), monotonic() - began)
 
                 yield ask
                 self._calls.check_texts()
@@ -403,6 +409,17 @@ class Session(Generic[P_co]):
         return CallCache(self.folder.private / CALLS)
 
     @property
+    def rates(self) -> Rates | None:
+        """Return the rates of one engine in this attempt's calls; None if there are none, or an
+        endpoint counts no tokens.
+
+        Claim: they depend on no private record beyond what the mechanisms released: the calls are
+        post-processing, and only the time of calls is counted. Proof: docs/privacy.md, section 7.6.
+        """
+        engines = self.config.runtime.actors if on_pool(self.config) else 1
+        return self._asked.rates(engines)
+
+    @property
     def calls(self) -> Calls:
         """Return the calls and tokens of the language model in all attempts at the run."""
         return Calls(**self._calls.totals())
@@ -413,6 +430,26 @@ class Session(Generic[P_co]):
             self.engine.close()
         if "_calls" in vars(self):
             self._calls.close()
+
+
+@dataclass
+class Asked:
+    """The time of an attempt's calls of the language model, and their tokens."""
+
+    seconds: float = 0.0
+    prompts: int = 0
+    written: int = 0
+
+    def add(self, before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> None:
+        self.seconds += seconds
+        self.prompts += after["prompt_tokens"] - before["prompt_tokens"]
+        self.written += after["completion_tokens"] - before["completion_tokens"]
+
+    def rates(self, engines: int) -> Rates | None:
+        if not (self.prompts and self.written and self.seconds):
+            return None
+        seconds = self.seconds * engines
+        return Rates(self.prompts / seconds, self.written / seconds, together=True)
 
 
 class LabelCounter:

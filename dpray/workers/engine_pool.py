@@ -25,6 +25,7 @@ from dpray.engines.base import (
     Samplings,
     TextGenerator,
 )
+from dpray.engines.rates import Rates, rates_of
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 from dpray.workers.cluster import never_repeated
 from dpray.workers.engine import LoadError, build_engine, try_to_load, with_absolute_model
@@ -47,6 +48,7 @@ class EngineWorker:
 
     def __init__(self, build: Callable[[], Any]) -> None:
         self._engine: TextGenerator = build()
+        self.rates = rates_of(self._engine)
 
     def accept(self, items: list[Any], left: Collection[int]) -> tuple[Collection[int], list[Any]]:
         return left, [item for item in items if item[0] in left]
@@ -76,6 +78,10 @@ def on_pool(config: Config) -> bool:
 
 class EngineActor(PoolActor):
     """An actor with a run's engine."""
+
+    def rates(self) -> Rates | None:
+        assert isinstance(self._worker, EngineWorker)
+        return self._worker.rates
 
 
 class EnginePool:
@@ -130,12 +136,18 @@ class EnginePool:
 # A run's model, tried before the charge
 
 
-def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) -> T | None:
+def check_loads(
+    config: Config,
+    load: Callable[[], T],
+    on_progress: OnProgress,
+    on_rates: Callable[[Rates | None], None] = lambda rates: None,
+) -> T | None:
     """Load a model once, on a machine of the run: one that cannot be loaded should cost nothing.
 
     Returns the loaded model, or the tried client of an endpoint, to a process that can use it, and
     None without a language model. On Ray, an actor with the resources of the run's actors loads a
     local model and is ended, and None is returned; if that actor is lost, another one loads it.
+    `on_rates` gets the rates that were measured with the model.
     Raises InputError that says why it cannot be loaded, Resumable if it writes nothing or if actors
     are lost again and again.
     """
@@ -144,7 +156,9 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
     if not on_pool(config):
         detail = "" if config.engine.is_local else "one call"
         on_progress(Progress("loading the model", detail=detail))
-        return _loaded(try_to_load(load))
+        loaded = _loaded(try_to_load(load))
+        on_rates(rates_of(loaded))
+        return loaded
     runtime = config.runtime
     gpus = runtime.gpus_per_actor or 0.0
     room = f"{runtime.cpus_per_actor:g} CPU(s)" + (f", {gpus:g} GPU(s)" if gpus else "")
@@ -156,6 +170,7 @@ def check_loads(config: Config, load: Callable[[], T], on_progress: OnProgress) 
         )
         try:
             _loaded(ray.get(actor.load.remote()).error)
+            on_rates(ray.get(actor.rates.remote()))
             return None
         except RayError as died:
             lost = died

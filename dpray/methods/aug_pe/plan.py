@@ -15,6 +15,7 @@ from dpray.engines.base import Engine
 from dpray.engines.requests import Request, try_request
 from dpray.engines.schema.forms import schema_for
 from dpray.engines.schema.schema import Schema
+from dpray.engines.text import token_counter
 from dpray.io.public_files import check_public, read_terms
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.monte_carlo import Target, votes_target
@@ -22,6 +23,7 @@ from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe, sampling
 from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
+from dpray.runs.forecast import Work
 from dpray.runs.plan import (
     Choice,
     Plan,
@@ -82,6 +84,24 @@ class AugPePlan(Plan):
     @property
     def noise_multiplier(self) -> float:
         return 0.0 if self.votes is None else self.votes.noise_multiplier
+
+    @property
+    def work(self) -> Work:
+        count, settings, rng = (
+            token_counter(self.config.engine),
+            self.settings,
+            np.random.default_rng(0),
+        )
+        labels = [label for label, records in self.method.records.items() if records]
+        # A text of as many tokens as one may have.
+        text, number = "the " * settings.max_tokens, settings.max_tokens
+        kind = settings.variation
+        random = max(count(self.prompts.random(label, rng)) for label in labels)
+        varied = max(count(self.prompts.variation(kind, x, text, number, rng)) for x in labels)
+        calls = self.method.calls_by_purpose
+        prefill = calls["random texts"] * random
+        prefill += (calls["variations"] + calls["lookahead"]) * varied
+        return Work(prefill, self.method.llm_calls * settings.max_tokens)
 
     def method_summary(self) -> dict[str, object]:
         settings = self.settings

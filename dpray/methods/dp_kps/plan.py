@@ -23,13 +23,15 @@ from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.requests import Request, try_request
 from dpray.engines.schema.forms import schema_for
 from dpray.engines.schema.schema import Schema
+from dpray.engines.text import token_counter
 from dpray.io.public_files import check_public, read_few_shot
 from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.methods.dp_kps.settings import DpKpsSettings
+from dpray.runs.forecast import Work
 from dpray.runs.plan import Choice, Plan, Signal, with_spent
-from dpray.types import InputError
+from dpray.types import InputError, Prompt
 
 NOISE_FACTORS = (2.0**-20, 4.0)
 """The range of the common factor on the noise of both mechanisms. The factor is above 1 only if the
@@ -69,14 +71,21 @@ class DpKpsPlan(Plan):
         return targets(self.method)
 
     def try_engine(self, engine: Engine) -> None:
+        try_request(engine, Request("trial", self._trial(self.method.labels[0]), self.sampling))
+
+    def _trial(self, label: str) -> Prompt:
+        """Return a prompt with the first terms of the public vocabulary."""
         terms = public_terms(self)[: self.settings.sequence_length]
-        prompt = self.prompts.prompt(
-            terms,
-            self.method.labels[0],
-            np.random.default_rng(0),
-            name_label=self.settings.label_in_prompt,
-        )
-        try_request(engine, Request("trial", prompt, self.sampling))
+        rng, name_label = np.random.default_rng(0), self.settings.label_in_prompt
+        return self.prompts.prompt(terms, label, rng, name_label=name_label)
+
+    @property
+    def work(self) -> Work:
+        if not self.makes_texts:
+            return Work()
+        count, records = token_counter(self.config.engine), self.settings.records
+        prompt = max(count(self._trial(label)) for label in self.method.labels)
+        return Work(records * prompt, records * self.settings.max_tokens)
 
     @property
     def sampling(self) -> Sampling:

@@ -13,17 +13,18 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.config import Config, EngineConfig
-from dpray.engines.base import Engine
+from dpray.engines.base import Engine, PlainPrompt
 from dpray.engines.model_path import absolute_model, is_at_hand
 from dpray.engines.schema.forms import schema_for
 from dpray.engines.schema.schema import Schema
-from dpray.engines.text import TextCodec, codec_of
+from dpray.engines.text import TextCodec, codec_of, token_counter
 from dpray.io.public_files import read_terms
 from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep
+from dpray.runs.forecast import Work
 from dpray.runs.plan import (
     Choice,
     Plan,
@@ -122,6 +123,14 @@ class DpSgdPlan(Plan):
             column: self.proportions if column == self.config.data.label else values[column]
             for column in self.codes.names
         }
+
+    @property
+    def work(self) -> Work:
+        settings, count = self.settings, token_counter(self.config.engine)
+        code = count(PlainPrompt(self.codes.longest(len)))
+        written = max(1, settings.max_length - code)
+        trained = self.method.steps * settings.batch_size * settings.max_length
+        return Work(settings.records * code, settings.records * written, trained)
 
     def method_summary(self) -> dict[str, object]:
         settings = self.settings

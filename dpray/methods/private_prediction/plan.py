@@ -13,10 +13,12 @@ from typing import Any
 from dpray.accounting.event import Event
 from dpray.config.config import Config
 from dpray.engines.base import Engine
+from dpray.engines.kv_cache import gpu_memory
+from dpray.engines.rates import measure_rates
 from dpray.engines.row_variation import refuse_dependence, rounding_warnings, row_variation_once
 from dpray.engines.schema.forms import forced_tokens, most_free_tokens
 from dpray.engines.schema.schema import Form, read_schema
-from dpray.engines.text import TextCodec
+from dpray.engines.text import TextCodec, token_counter
 from dpray.engines.vllm.model import context_of
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.labels import common_shares
@@ -38,6 +40,7 @@ from dpray.methods.private_prediction.prompts import (
 )
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.methods.private_prediction.token import PrivateToken
+from dpray.runs.forecast import Work
 from dpray.runs.plan import (
     Choice,
     Plan,
@@ -176,6 +179,40 @@ class PrivatePredictionPlan(Plan):
             mean = max(mean, *(size * self.proportions[k] / n for k, n in counts.items() if n))
         return usual_rows(mean)
 
+    @property
+    def work(self) -> Work:
+        """Return the work of batches of the expected size. A batch's prompts are prefilled once for
+        all its texts. vLLM does not compute again what the prompts of a batch begin with in common,
+        and neither engine reuses a record's prompt in another batch here: vLLM may, from its cache.
+        """
+        settings, engine = self.settings, self.config.engine
+        s, drawn, shared = settings.expected_batch_size, settings.max_tokens, 0
+        count, labels, templates = token_counter(engine), self._decoded_labels, self.template
+        shown = {label: templates.examples(label, "") for label in labels}
+        public = max(count(templates.public_prompt(label, shown[label])) for label in labels)
+        if self.memory is None:
+            row = public + settings.max_prompt_tokens
+        else:
+            row = self.memory.row_tokens - drawn
+        codec = codec_at_hand(engine)
+        if engine.kind == "vllm" and codec is not None:
+            block = 32 if gpu_memory(engine) is None else 16
+            shared = min(
+                common_length(
+                    *(
+                        codec.encode(templates.private_prompt(text, label, shown[label]))
+                        for text in "az"
+                    )
+                )
+                for label in labels
+            )
+            shared -= shared % block
+        prefill = self.batches_decoded * (s * (row - shared) + shared + public)
+        if self.memory is not None and (held := self.memory.rows_at_once) < s + 1:
+            # The others are computed again for every token.
+            prefill += self.expected_texts * drawn * (s + 1 - held) * row
+        return Work(prefill, self.expected_texts * (s + 1) * drawn)
+
     # What every plan answers
 
     @property
@@ -218,6 +255,7 @@ class PrivatePredictionPlan(Plan):
             template = self.template.of_batch(label, "")
             check_shown(engine, template, label, engine.context_length - self.settings.max_tokens)
         self.row_variation(engine)
+        measure_rates(engine, self.settings.expected_batch_size)
 
     def row_variation(self, engine: Engine) -> float:
         """Return how far an engine's rows move each other, measured with public prompts
@@ -293,6 +331,12 @@ class PrivatePredictionPlan(Plan):
         if self.memory is not None:
             lines["memory"] = self.memory.describe(self.usual_rows)
         return lines
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the number of tokens that both begin with."""
+    differ = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differ, min(len(one), len(other)))
 
 
 def warnings(plan: PrivatePredictionPlan) -> list[str]:

@@ -1,0 +1,135 @@
+"""The tokens of a plan, and the hours and the price that they take at a rate: all public."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpray.config.config import Config
+from dpray.engines.model_path import is_at_hand
+from dpray.engines.rates import Rates
+from dpray.engines.text import CHARACTERS
+from dpray.io.files import read_json
+from dpray.types import InputError
+
+RATE_FROM, RATES, PRICE = "--rate-from", "--tokens-per-second", "--per-hour"
+
+
+@dataclass(frozen=True)
+class Work:
+    """The most tokens that a run's model reads and writes, with batches of the expected size and
+    without empty answers, which are asked for once more.
+
+    prefill: the tokens of prompts; decode: those after them; train: those of the forward and
+        backward passes of a training, for lots of the expected size.
+    """
+
+    prefill: int = 0
+    decode: int = 0
+    train: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.prefill + other.prefill, self.decode + other.decode, self.train + other.train
+        )
+
+    def describe(self, config: Config) -> str:
+        words = f"about {self.prefill:,} to prefill, at most {self.decode:,} to decode"
+        if self.train:
+            words = f"about {self.train:,} to train; then {words}"
+        if self.prefill and not (config.engine.is_local and is_at_hand(config.engine.model)):
+            words += f"; of the prompts {CHARACTERS} characters count as one, without the tokenizer"
+        return words
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The hours of one engine that does all the work, and those of the run's actors."""
+
+    rates: Rates
+    engine_hours: float
+    hours: float
+    gpu_hours: float | None
+    price: float | None
+
+    @staticmethod
+    def of(
+        work: Work, rates: Rates, config: Config, gpus: float, per_hour: float | None
+    ) -> Forecast:
+        """Forecast the time of a plan's work on engines of `gpus` GPUs each."""
+        hours = rates.seconds(work.prefill, work.decode, work.train) / 3600
+        runtime = config.runtime
+        actors = runtime.actors if runtime.uses_ray and config.engine.is_local else 1
+        return Forecast(
+            rates,
+            hours,
+            hours / actors,
+            gpus * hours if gpus else None,
+            None if per_hour is None else per_hour * hours,
+        )
+
+    def lines(self) -> dict[str, str]:
+        words = f"about {_hours(self.engine_hours)} of one engine"
+        if self.gpu_hours is not None:
+            words += f", {_hours(self.gpu_hours)} of a GPU"
+        if self.hours != self.engine_hours:
+            words += f"; {_hours(self.hours)} with all of runtime.actors"
+        lines = {"time": words}
+        if self.price is not None:
+            lines["price"] = f"about {self.price:,.2f}"
+        return lines
+
+
+def _hours(hours: float) -> str:
+    return f"{3600 * hours:.0f} s" if hours < 0.1 else f"{hours:,.1f} h"
+
+
+def given_rates(text: str, work: Work) -> Rates:
+    """Read the tokens a second of an engine: "prefill,decode" or "prefill,decode,train"."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (2, 3) or not all(0 < number < float("inf") for number in numbers):
+        raise InputError(f"{RATES}: two numbers above 0, PREFILL,DECODE; a third one for training")
+    if work.train and len(numbers) == 2:
+        raise InputError(f"{RATES}: this plan trains a model; add a third number, for training")
+    return Rates(numbers[0], numbers[1], numbers[2] if numbers[2:] else None)
+
+
+def rates_of_run(folder: str, config: Config, work: Work) -> Rates:
+    """Return the rates of a finished run of the same method with the same model. Raises InputError
+    if it has none, or is of another method or model."""
+    run = read_json(Path(folder) / "run.json", RATE_FROM)
+    before = run.get("config", {})
+    engine, method = before.get("engine", {}), before.get("method", {})
+    if method.get("name") != config.method.name:
+        raise InputError(
+            f"{RATE_FROM}: {folder} is a run of {method.get('name')}, which uses models in "
+            f"another way than {config.method.name}; give {RATES}"
+        )
+    name, now = _name(str(engine.get("model"))), _name(config.engine.model)
+    if (name, engine.get("kind")) != (now, config.engine.kind):
+        raise InputError(
+            f"{RATE_FROM}: {folder} used {name} by {engine.get('kind')}, and this plan uses {now} "
+            f"by {config.engine.kind}"
+        )
+    if work.train:
+        raise InputError(
+            f"{RATE_FROM}: a run records no rate of its training, which would tell how many "
+            f"records it had; give {RATES} PREFILL,DECODE,TRAIN"
+        )
+    try:
+        rates = Rates(**run["rates"])
+        rates.seconds(1, 1)
+        return rates
+    except (KeyError, TypeError, ZeroDivisionError):
+        raise InputError(
+            f"{RATE_FROM}: {folder}/run.json has no rates: the run has not finished, is of an "
+            f"older version, or its endpoint counts no tokens; give {RATES}"
+        ) from None
+
+
+def _name(model: str) -> str:
+    """Return a model's name without its digest, its place and what it is based on."""
+    return Path(model.partition(" (sha256")[0].partition("#")[0]).name

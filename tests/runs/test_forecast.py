@@ -1,0 +1,192 @@
+"""The tokens of a plan, rates, and the forecast of `dpray plan`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import dpray
+from dpray.cli import app
+from dpray.engines.rates import STEPS, Rates, measure_rates, rates_of
+from dpray.engines.text import codec_of
+from dpray.io.files import read_json
+from dpray.methods import registry
+from dpray.methods.config import parse_config
+from dpray.runs.forecast import Forecast, Work, given_rates, rates_of_run
+from dpray.runs.session import Asked
+from dpray.types import InputError, Progress
+
+
+def test_prefilling_and_decoding_take_turns_or_the_same_time() -> None:
+    rates = Rates(100.0, 10.0)
+    assert rates.seconds(300, 40) == 7.0
+    assert replace(rates, together=True).seconds(300, 40) == 4.0
+    assert replace(rates, train=5.0).seconds(300, 40, 10) == 9.0
+
+
+def test_a_forecast_counts_engines_actors_gpus_and_money(settings: Callable[..., Any]) -> None:
+    config = parse_config(settings(runtime={"ray_address": "auto", "actors": 4}))
+    work, rates = Work(3600 * 100, 3600 * 10), Rates(100.0, 10.0)
+    found = Forecast.of(work, rates, config, 2.0, 1.5)
+    assert (found.engine_hours, found.hours, found.gpu_hours, found.price) == (2.0, 0.5, 4.0, 3.0)
+    assert found.lines() == {
+        "time": "about 2.0 h of one engine, 4.0 h of a GPU; 0.5 h with all of runtime.actors",
+        "price": "about 3.00",
+    }
+    here = parse_config(settings())
+    assert Forecast.of(work, rates, here, 0.0, None).lines() == {
+        "time": "about 2.0 h of one engine"
+    }
+
+
+def test_a_rate_is_measured_by_the_tokens_that_the_engine_gets(engine: Any) -> None:
+    times: Iterator[float] = iter([0.0, 2.0, 0.0, 1.0, 0.0, 5.0])
+    measure_rates(engine, 6, lambda: next(times))
+    rates = rates_of(engine)
+    assert rates is not None
+    assert rates.decode == 7 * STEPS / 4.0
+    assert 2 * rates.prefill >= 1024  # the rows of a measurement, with their first words
+    assert not rates.together
+
+
+def test_the_rates_of_calls_are_those_of_one_engine() -> None:
+    asked = Asked()
+    assert asked.rates(1) is None
+    none, some = ({"prompt_tokens": n, "completion_tokens": n // 2} for n in (0, 80))
+    asked.add(none, none, 100.0)
+    assert asked.rates(1) is None  # an endpoint that counts no tokens
+    asked = Asked()
+    asked.add(none, some, 3.0)
+    asked.add(none, some, 1.0)
+    assert asked.rates(2) == Rates(20.0, 10.0, together=True)
+
+
+def test_private_prediction_counts_the_rows_of_all_batches(settings: Callable[..., Any]) -> None:
+    def work(**changes: Any) -> tuple[Any, Work]:
+        plan = dpray.plan(parse_config(settings(**changes)))
+        return plan, plan.work
+
+    plan, found = work()
+    codec = codec_of(plan.config.engine.model, None)
+    public = max(len(codec.encode(plan.template.public_prompt(x))) for x in plan.proportions)
+    row, s = plan.memory.row_tokens - 4, 5
+    batches, texts = plan.batches_decoded, plan.expected_texts
+    assert found == Work(batches * (s * row + public), texts * (s + 1) * 4)
+    _, with_cache = work(engine={"kind": "vllm", "model": plan.config.engine.model})
+    assert with_cache.decode == found.decode
+    saved = found.prefill - with_cache.prefill
+    assert saved % (batches * (s - 1)) == 0
+    elsewhere, unknown = work(engine={"kind": "vllm", "model": "owner/name"})
+    assert elsewhere.memory is None
+    assert unknown.decode == found.decode
+
+
+def test_the_calls_of_the_other_methods_are_counted(
+    settings: Callable[..., Any], sequences: dict[str, Any]
+) -> None:
+    tree = settings(**sequences)
+    assert dpray.plan(parse_config(tree)).work == Work()
+    tree["engine"] = {"kind": "transformers", "model": settings()["engine"]["model"]}
+    plan: Any = dpray.plan(parse_config(tree))
+    prompt = len(codec_of(plan.config.engine.model, None).encode(plan._trial("a")))
+    assert plan.work == Work(8 * prompt, 8 * plan.settings.max_tokens)
+
+    method = {"name": "aug_pe", "records": 6, "iterations": 2, "variations": 3, "max_tokens": 9}
+    pe: Any = dpray.plan(parse_config(settings(method=method)))
+    assert pe.work.decode == pe.method.llm_calls * 9
+    assert pe.work.prefill > pe.method.calls_by_purpose["variations"] * 9
+
+    method = {"name": "dp_sgd", "max_length": 32, "batch_size": 10, "records": 7, "epochs": 2}
+    sgd: Any = dpray.plan(parse_config(settings(method=method)))
+    assert sgd.work.train == sgd.method.steps * 10 * 32
+    assert sgd.work.prefill + sgd.work.decode == 7 * 32
+
+
+def test_the_options_of_a_forecast(
+    config_file: Callable[..., str], sequences: dict[str, Any], tmp_path: Path
+) -> None:
+    file = config_file()
+
+    def answer(*options: str) -> str:
+        result = CliRunner().invoke(app, ["plan", file, *options])
+        return result.stdout if result.exception is None else str(result.exception)
+
+    plain = json.loads(answer("--json"))
+    plan = dpray.plan(dpray.load(file))
+    assert plain.pop("tokens") == asdict(plan.work)
+    assert plain == json.loads(json.dumps(plan.summary()))
+    given = json.loads(answer("--json", "--tokens-per-second", "100,20", "--per-hour", "2"))
+    seconds = plan.work.prefill / 100 + plan.work.decode / 20
+    assert given["forecast"]["engine_hours"] == pytest.approx(seconds / 3600)
+    assert given["forecast"]["price"] == pytest.approx(2 * seconds / 3600)
+
+    here = str(tmp_path)
+    for options, said in (
+        (("--per-hour", "1"), "--per-hour: a price needs a speed"),
+        (("--rate-from", here, "--tokens-per-second", "1,1"), "not both"),
+        (("--rate-from", here), "--rate-from: cannot read"),
+        (("--tokens-per-second", "1"), "--tokens-per-second: two numbers above 0"),
+        (("--tokens-per-second", "1,0"), "--tokens-per-second: two numbers above 0"),
+        (("--tokens-per-second", "1,nan"), "--tokens-per-second: two numbers above 0"),
+        (("--compare", "--per-hour", "1"), "--per-hour: is for the plan of one method"),
+        (("--tokens-per-second", "1,1", "--per-hour", "-1"), "--per-hour: a price of at least 0"),
+    ):
+        assert said in answer(*options)
+
+
+def test_a_training_needs_a_rate_of_its_own() -> None:
+    work = Work(1, 1, 1)
+    with pytest.raises(InputError, match="add a third number"):
+        given_rates("1,2", work)
+    assert given_rates("1,2,3", work) == Rates(1.0, 2.0, 3.0)
+
+
+def test_the_rates_of_another_run_are_refused(settings: Callable[..., Any], tmp_path: Path) -> None:
+    config = parse_config(settings())
+    engine = {"kind": "transformers", "model": "tiny (sha256 0123456789abcdef)"}
+    run: dict[str, Any] = {
+        "config": {"engine": engine, "method": {"name": "private_prediction"}},
+        "rates": asdict(Rates(1.0, 2.0)),
+    }
+
+    def found(**changes: Any) -> Rates:
+        (tmp_path / "run.json").write_text(json.dumps(run | changes))
+        return rates_of_run(str(tmp_path), config, Work(1, 1))
+
+    assert found() == Rates(1.0, 2.0)
+    for changes, said in (
+        ({"config": {"method": {"name": "aug_pe"}}}, "is a run of aug_pe"),
+        ({"config": run["config"] | {"engine": engine | {"model": "other"}}}, "used other by"),
+        ({"config": run["config"] | {"engine": engine | {"kind": "vllm"}}}, "used tiny by vllm"),
+        ({"rates": None}, "has no rates"),
+        ({"rates": {"prefill": 0, "decode": 1}}, "has no rates"),
+        ({"rates": {"prefill": "fast", "decode": 1}}, "has no rates"),
+    ):
+        with pytest.raises(InputError, match=f"^--rate-from: .*{said}"):
+            found(**changes)
+    with pytest.raises(InputError, match="records no rate of its training"):
+        rates_of_run(str(tmp_path), config, Work(1, 1, 1))
+
+
+def test_the_rates_of_private_prediction_are_measured_before_its_data_is_opened(
+    settings: Callable[..., Any], tmp_path: Path
+) -> None:
+    """What is in run.json when the files are hashed, before the charge, is in it at the end."""
+    config = parse_config(settings())
+    before: list[Any] = []
+
+    def look(progress: Progress) -> None:
+        if progress.activity == "hashing files":
+            before.append(read_json(tmp_path / "out" / "run.json")["rates"])
+
+    registry.run(config, look)
+    after = read_json(tmp_path / "out" / "run.json")["rates"]
+    assert before
+    assert all(rates == after for rates in before)
+    assert rates_of_run(str(tmp_path / "out"), config, Work(1, 1)) == Rates(**after)
