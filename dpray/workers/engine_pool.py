@@ -27,7 +27,7 @@ from dpray.engines.base import (
 )
 from dpray.engines.rates import Rates, rates_of
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
-from dpray.workers.cluster import never_repeated
+from dpray.workers.cluster import NeverRepeated, never_repeated
 from dpray.workers.engine import LoadError, build_engine, try_to_load, with_absolute_model
 from dpray.workers.memory import Role
 from dpray.workers.placement import run_placement
@@ -46,9 +46,8 @@ class EngineWorker:
 
     worker_id = ""
 
-    def __init__(self, build: Callable[[], Any]) -> None:
-        self._engine: TextGenerator = build()
-        self.rates = rates_of(self._engine)
+    def __init__(self, engine: TextGenerator) -> None:
+        self._engine = engine
 
     def accept(self, items: list[Any], left: Collection[int]) -> tuple[Collection[int], list[Any]]:
         return left, [item for item in items if item[0] in left]
@@ -80,13 +79,24 @@ class EngineActor(PoolActor):
     """An actor with a run's engine."""
 
     def rates(self) -> Rates | None:
-        assert isinstance(self._worker, EngineWorker)
-        return self._worker.rates
+        return rates_of(self._engine)
+
+
+def engine_actors(config: Config, load: Callable[[], Any], *arguments: object) -> RayActors:
+    """Return the actors of a pool that `load` engines, each with `runtime.cpus_per_actor` CPUs and
+    `runtime.gpus_per_actor` GPUs. Waits for the place of the first one, which is the actor that
+    tried the engine if the run has it still."""
+    placement = run_placement()
+    places, kept = placement.engines(), placement.take_kept()
+    return RayActors(_engine_actor(config), load, *arguments, places=places, kept=kept)
+
+
+def _engine_actor(config: Config) -> NeverRepeated:
+    return never_repeated(EngineActor, config, config.runtime.gpus_per_actor or 0.0, Role.ENGINE)
 
 
 class EnginePool:
-    """A `TextGenerator` whose prompts go to `runtime.actors` actors, each with
-    `runtime.cpus_per_actor` CPUs and `runtime.gpus_per_actor` GPUs.
+    """A `TextGenerator` whose prompts go to `runtime.actors` actors.
 
     The actors start with the first call and stay until `close`. A lost actor is replaced and its
     unanswered prompts are sent again, until `runtime.max_attempts` actors in its place were lost
@@ -99,10 +109,9 @@ class EnginePool:
         runtime = config.runtime
         self._size = runtime.actors
         self._policy = RepeatPublic(runtime.max_attempts)
-        actor = never_repeated(EngineActor, config, runtime.gpus_per_actor or 0.0, Role.ENGINE)
-        make = partial(EngineWorker, partial(build, with_absolute_model(config.engine)))
+        load = partial(build, with_absolute_model(config.engine))
         # All results that are there: the actor waits for no others.
-        actors = RayActors(actor, make, CHUNK, 0.0, places=run_placement().engines())
+        actors = engine_actors(config, load, EngineWorker, CHUNK, 0.0)
         self._pool = ActorPool(actors, self._policy, self._size, runtime.wait, keeps_actors=True)
 
     def generate(
@@ -146,10 +155,10 @@ def check_loads(
 
     Returns the loaded model, or the tried client of an endpoint, to a process that can use it, and
     None without a language model. On Ray, an actor with the resources of the run's actors loads a
-    local model and is ended, and None is returned; if that actor is lost, another one loads it.
-    `on_rates` gets the rates that were measured with the model.
-    Raises InputError that says why it cannot be loaded, Resumable if it writes nothing or if actors
-    are lost again and again.
+    local model, and None is returned; if that actor is lost, another one loads it. The run keeps
+    the actor for its first pool, unless it will be another model's by then. `on_rates` gets the
+    rates that were measured with the model. Raises InputError that says why it cannot be loaded,
+    Resumable if it writes nothing or if actors are lost again and again.
     """
     if config.engine.kind == "none":
         return None
@@ -164,18 +173,18 @@ def check_loads(
     room = f"{runtime.cpus_per_actor:g} CPU(s)" + (f", {gpus:g} GPU(s)" if gpus else "")
     on_progress(Progress("loading the model", detail=f"on a machine with {room}"))
     lost: RayError | None = None
+    placement, is_kept = run_placement(), False
     for _ in range(runtime.max_attempts):
-        actor = never_repeated(EngineActor, config, gpus, Role.ENGINE).remote(
-            partial(EngineWorker, load), CHUNK, place=run_placement().engine()
-        )
+        actor = _engine_actor(config).remote(load, place=placement.engine())
         try:
-            _loaded(ray.get(actor.load.remote()).error)
+            _loaded(ray.get(actor.tried.remote()))
             on_rates(ray.get(actor.rates.remote()))
+            is_kept = "dp_sgd" not in config.method_names
             return None
         except RayError as died:
             lost = died
         finally:
-            ray.kill(actor)
+            (placement.keep if is_kept else ray.kill)(actor)
     raise Resumable(
         f"engine: actors that loaded it were lost {runtime.max_attempts} times "
         f"({type(lost).__name__})"

@@ -22,15 +22,14 @@ import pyarrow.compute as pc
 import ray
 
 from dpray.config.config import Config
+from dpray.engines.base import Engine
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
-from dpray.workers.cluster import never_repeated
+from dpray.workers.engine_pool import engine_actors
 from dpray.workers.failures import own_errors
-from dpray.workers.memory import Role
 from dpray.workers.placement import run_placement
-from dpray.workers.pool import ActorPool, OnLoss, RayActors, RepeatPrivate, Work
-from dpray.workers.pool_actor import Emit, Pieces, PoolActor
+from dpray.workers.pool import ActorPool, OnLoss, RepeatPrivate, Work
+from dpray.workers.pool_actor import Emit, Pieces
 from dpray.workers.rows import (
-    ROWS,
     Row,
     RowsOf,
     check_cut_files,
@@ -53,9 +52,11 @@ MOST_SLICES = 8
 KEY = "batch"
 """The column of the rows, and the key of an outcome, that names the group."""
 
-MEMBERS = ROWS.append(pa.field(KEY, pa.string()))
+MEMBERS = pa.schema([("text", pa.string()), ("unit", pa.string()), (KEY, pa.string())])
+"""A unit is needed only where the copies of a text are bounded, which those in disjoint batches
+are."""
 
-PLACEHOLDER: Row = {"label": "", "text": None, "unit": "", "rank": 0}
+PLACEHOLDER: Row = {"text": None, "unit": ""}
 """Every group has this row once. So a group without private rows exists too."""
 
 T = TypeVar("T")
@@ -146,7 +147,9 @@ class BatchGathering:
         return tables_of(chain.from_iterable(map(partial(self._members, wanted), rows)), MEMBERS)
 
     def _members(self, wanted: frozenset[str], row: Row) -> list[Row]:
-        return [row | {KEY: group} for group in self.joined(row) if group in wanted]
+        names = ("text", "unit") if isinstance(self.batches, HashPartition) else ("text",)
+        kept = {name: row[name] for name in names}
+        return [kept | {KEY: group} for group in self.joined(row) if group in wanted]
 
 
 # Outcomes
@@ -172,17 +175,18 @@ def _tasks_here(members: dict[str, list[Row]], task_size: int) -> Iterator[list[
 def outcomes_on_ray(
     config: Config,
     pieces: Iterator[Work],
-    make_worker: Callable[[], GroupWorker],
+    load: Callable[[], Engine],
+    make_worker: Callable[[Engine], GroupWorker],
     task_size: int,
     on_loss: OnLoss = lambda worker_id, error: None,
 ) -> Generator[list[Outcome]]:
-    """Have a pool of actors do the groups. `on_loss` is told of each actor whose work others take
-    over. An empty list comes each second without an outcome.
+    """Have a pool of actors do the groups, each with an engine that it loads. `on_loss` is told of
+    each actor whose work others take over. An empty list comes each second without an outcome.
 
     Raises DprayError as a task raised it; InputError or EngineError for a worker that cannot be
     made; Ray's error otherwise. Groups that no other actor may take raise it at the end."""
     with own_errors():
-        pool = group_pool(config, make_worker, task_size, on_loss)
+        pool = group_pool(config, load, make_worker, task_size, on_loss)
         with closing(pool.run(pieces)) as steps:
             for results in steps:
                 yield [outcome for _, outcome in results]
@@ -220,7 +224,8 @@ def block_count(tasks: int, actors: int, rows: int) -> int:
 
 def group_pool(
     config: Config,
-    make_worker: Callable[[], GroupWorker],
+    load: Callable[[], Engine],
+    make_worker: Callable[[Engine], GroupWorker],
     task_size: int,
     on_loss: OnLoss = lambda worker_id, error: None,
 ) -> ActorPool:
@@ -228,11 +233,10 @@ def group_pool(
     slices about `task_size` at a time. A slice goes to another actor until `runtime.max_attempts`
     were lost with it."""
     runtime = config.runtime
-    actor = never_repeated(GroupActor, config, runtime.gpus_per_actor or 0.0, Role.ENGINE)
     # Sent once, however many actors there are: it may hold a whole plan.
     shared = ray.put(partial(SliceWorker, make_worker, task_size))
     policy = RepeatPrivate(runtime.max_attempts)
-    actors = RayActors(actor, shared, task_size, places=run_placement().engines())
+    actors = engine_actors(config, load, shared, task_size)
     return ActorPool(actors, policy, runtime.actors, runtime.wait, on_loss=on_loss)
 
 
@@ -247,16 +251,14 @@ def cut_blocks(blocks: list[object], count: int) -> Iterator[Work]:
             yield Work((block, number, count))
 
 
-class GroupActor(PoolActor):
-    """The actor of a pool of groups."""
-
-
 class SliceWorker:
     """Has a `GroupWorker` work through slices. Its engine does not run empty between two slices:
     the next one is asked for when the last task of a slice is taken."""
 
-    def __init__(self, make_worker: Callable[[], GroupWorker], task_size: int) -> None:
-        self._worker = make_worker()
+    def __init__(
+        self, make_worker: Callable[[Engine], GroupWorker], task_size: int, engine: Engine
+    ) -> None:
+        self._worker = make_worker(engine)
         self.worker_id = self._worker.worker_id
         self._task_size = task_size
 

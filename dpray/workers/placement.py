@@ -166,6 +166,7 @@ class Placement:
         self._needs, self._wait, self._on_progress = needs, wait, on_progress
         self._group: PlacementGroup | None = None
         self._more: list[PlacementGroup] = []
+        self._kept: Any = None
 
     def check(self) -> None:
         """Raise InputError if the cluster, whole and empty, has no room for the run and cannot
@@ -207,6 +208,7 @@ class Placement:
 
     def give_back(self) -> None:
         """Leave the place to others; what is in it ends."""
+        self._end_kept()
         group, self._group = self._group, None
         _remove([] if group is None else [group])
 
@@ -223,7 +225,9 @@ class Placement:
         self.give_back_shards()
 
     def make_room(self) -> None:
-        """Give the place back if no machine has a CPU outside all groups: tasks begin now."""
+        """See to it that a machine has a CPU outside all groups: tasks begin now. Give the place
+        back for that; but if an engine is kept there, and the cluster grows, first wait for a
+        machine that comes."""
         if self._group is None:
             return
         left = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in _nodes()}
@@ -232,8 +236,15 @@ class Placement:
                 for number, node in group["bundles_to_node_id"].items():
                     left[node] = left.get(node, 0.0) - group["bundles"][number].get("CPU", 0.0)
         # The first of the two knows of all groups, but only of groups; the second one is late.
-        if max(left.values()) < 1.0 or _free().get("CPU", 0.0) < 1.0:
-            self.give_back()
+        if max(left.values()) >= 1.0 and _free().get("CPU", 0.0) >= 1.0:
+            return
+        if self._kept is not None and may_grow(_nodes()):
+            self._on_progress(Progress("waiting for room", detail="a CPU to read records with"))
+            came = _placed([_new_group([{"CPU": 1.0}])], self._wait)
+            _remove(came)
+            if came:
+                return
+        self.give_back()
 
     # Actors
 
@@ -242,8 +253,32 @@ class Placement:
         self.hold()
         return self._place(0)
 
+    def keep(self, actor: Any) -> None:
+        """Keep the actor that tried the engine in its place, until a pool takes it or something
+        else needs the place. Without a place it ends."""
+        self._kept = actor
+        if self._group is None:
+            self._end_kept()
+
+    def take_kept(self) -> Any:
+        """Return the actor that tried the engine; None if it is not kept, or lost."""
+        kept, self._kept = self._kept, None
+        try:
+            if kept is not None:
+                ray.get(kept.tried.remote())
+        except ray.exceptions.RayError:
+            return None
+        return kept
+
+    def _end_kept(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            ray.kill(kept)
+
     def shard(self) -> Place | None:
         """Return the place of a shard; waits for it."""
+        if len(self._needs.actors) == 1:
+            self._end_kept()
         self.hold()
         return self._place(len(self._needs.actors) - 1)
 

@@ -101,19 +101,26 @@ OnLoss = Callable[[str, Exception], None]
 
 
 class RayActors:
-    """The pool's only way to Ray: starts, calls, awaits and ends its actors. The first ones go into
-    the run's `places`, and others where there is room."""
+    """The pool's only way to Ray: starts, calls, awaits and ends its actors, which `load` an engine
+    and make a worker of these `arguments`. The first ones go into the run's `places`, and others
+    where there is room. The very first one is that which has tried the engine, if it is `kept`."""
 
     def __init__(
-        self, actor_class: NeverRepeated, *arguments: object, places: Sequence[Place] = ()
+        self,
+        actor_class: NeverRepeated,
+        load: Callable[[], Any],
+        *arguments: object,
+        places: Sequence[Place] = (),
+        kept: ActorHandle[object] | None = None,
     ) -> None:
-        self._class, self._arguments = actor_class, arguments
-        self._places = list(places)
+        self._class, self._load, self.arguments = actor_class, load, arguments
+        self._places, self._kept = list(places), kept
         self._taken: dict[ActorHandle[object], Place] = {}
 
     def start(self) -> ActorHandle[object]:
         place = self._places.pop(0) if self._places else None
-        actor: ActorHandle[object] = self._class.remote(*self._arguments, place=place)
+        kept, self._kept = self._kept, None
+        actor: ActorHandle[object] = kept or self._class.remote(self._load, place=place)
         if place is not None:
             self._taken[actor] = place
         return actor
@@ -176,7 +183,7 @@ class _ActorSlot:
         self.call: Any = None
         self.worker_id = ""
         self._names: Any = None
-        self._ask("load", SlotState.STARTING)
+        self._ask("load", SlotState.STARTING, *self._actors.arguments)
 
     def hand(self, work: Work) -> None:
         self.work.append(work)
@@ -216,8 +223,8 @@ class _ActorSlot:
             self._ask("more", self.state)
         return answer.results
 
-    def _ask(self, method: str, state: SlotState) -> None:
-        self.call = self._actors.call(self._actor, method)
+    def _ask(self, method: str, state: SlotState, *arguments: object) -> None:
+        self.call = self._actors.call(self._actor, method, *arguments)
         self.state = state
 
     def _note_names(self) -> None:

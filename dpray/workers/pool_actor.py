@@ -9,14 +9,17 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from dpray.engines.base import EngineError
 from dpray.types import DprayError
 from dpray.workers.engine import LoadError, hide_other_gpus, try_to_load
+
+T = TypeVar("T")
 
 OUTCOME_SECONDS = 10.0
 """An outcome waits at most this long for others: what is not handed over is lost with the actor,
@@ -85,24 +88,38 @@ class _Event:
 
 
 class PoolActor:
-    """One caller's actor. It is not used again after an answer with an error."""
+    """One caller's actor, with an engine. It is not used again after an answer with an error.
 
-    def __init__(
-        self, make_worker: Callable[[], PoolWorker], most: int, patience: float = OUTCOME_SECONDS
-    ) -> None:
+    The engine is loaded and used in one thread: what libraries keep for each thread (the device,
+    the pool of OpenMP) stays the same.
+    """
+
+    def __init__(self, load: Callable[[], Any]) -> None:
         hide_other_gpus()
-        self._most, self._patience = most, patience
         self._results: SimpleQueue[Result | _Event] = SimpleQueue()
-        self._runs: SimpleQueue[Pieces] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._pieces = Pieces(self._ask)
         self._is_ready = self._is_idle = True
-        made: Future[PoolWorker | LoadError] = Future()
         # A daemon: the interpreter does not wait for it, so the actor ends with its owner.
-        Thread(target=self._work, args=(make_worker, made), daemon=True).start()
-        self._worker = made.result()
+        Thread(target=self._serve, daemon=True).start()
+        self._engine = self._made(load)
 
-    def load(self) -> Answer:
-        """Return once the worker is made."""
+    def tried(self) -> LoadError | None:
+        """Return once the engine is loaded, with the reason if it is not."""
+        return self._engine if isinstance(self._engine, LoadError) else None
+
+    def load(
+        self,
+        make_worker: Callable[[Any], PoolWorker],
+        most: int,
+        patience: float = OUTCOME_SECONDS,
+    ) -> Answer:
+        """Make the worker, which has the engine. `more` then waits for `most` results, and for
+        `patience` seconds."""
+        if (error := self.tried()) is not None:
+            return Answer("", [], False, True, error)
+        self._most, self._patience = most, patience
+        self._worker = self._made(partial(make_worker, self._engine))
         if isinstance(self._worker, Exception):
             return Answer("", [], False, True, self._worker)
         return self._answer([])
@@ -113,7 +130,7 @@ class PoolActor:
         names, accepted = self._worker.accept(*piece)
         if self._is_idle:
             self._pieces = Pieces(self._ask)
-            self._runs.put(self._pieces)
+            self._calls.put(partial(self._work, self._worker, self._pieces))
         self._pieces.give(accepted)
         self._is_ready = self._is_idle = False
         return list(names)
@@ -156,28 +173,32 @@ class PoolActor:
     def _ask(self) -> None:
         self._results.put(_Event(has_ended=False))
 
-    def _work(
-        self, make_worker: Callable[[], PoolWorker], made: Future[PoolWorker | LoadError]
-    ) -> None:
-        """Make the worker and have it do all pieces. An engine is built and used in this one
-        thread: what libraries keep for each thread (the device, the pool of OpenMP) stays the same.
-        """
-        try:
-            worker = try_to_load(make_worker)
-        except BaseException as error:  # the constructor waits
-            made.set_exception(error)
-            return
-        made.set_result(worker)
-        while not isinstance(worker, Exception):
-            pieces = self._runs.get()
+    def _serve(self) -> None:
+        while True:
+            self._calls.get()()
+
+    def _made(self, make: Callable[[], T]) -> T | LoadError:
+        """Return what `make` makes in the thread."""
+        made: Future[T | LoadError] = Future()
+
+        def call() -> None:
             try:
-                worker.work(pieces, lambda name, outcome: self._results.put((name, outcome)))
-            except Exception as error:
-                self._results.put(_Event(has_ended=True, error=error))
-            except BaseException as error:
-                # Nobody asked this thread to exit. Ray would log the words of a SystemExit, and
-                # take the actor for lost.
-                ended = RuntimeError(type(error).__name__)
-                self._results.put(_Event(has_ended=True, error=ended))
-            else:
-                self._results.put(_Event(has_ended=True))
+                made.set_result(try_to_load(make))
+            except BaseException as error:  # the caller waits
+                made.set_exception(error)
+
+        self._calls.put(call)
+        return made.result()
+
+    def _work(self, worker: PoolWorker, pieces: Pieces) -> None:
+        try:
+            worker.work(pieces, lambda name, outcome: self._results.put((name, outcome)))
+        except Exception as error:
+            self._results.put(_Event(has_ended=True, error=error))
+        except BaseException as error:
+            # Nobody asked this thread to exit. Ray would log the words of a SystemExit, and take
+            # the actor for lost.
+            ended = RuntimeError(type(error).__name__)
+            self._results.put(_Event(has_ended=True, error=ended))
+        else:
+            self._results.put(_Event(has_ended=True))

@@ -56,7 +56,7 @@ PAUSE = 4.0
 MOST_STARTS = 15
 """A run that is not done after so many starts never will be."""
 
-ACTORS = ("GroupActor", "ShardActor", "EngineActor", "RayTrainWorker")
+ACTORS = ("ShardActor", "EngineActor", "RayTrainWorker")
 
 
 class Nodes:

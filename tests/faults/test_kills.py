@@ -90,7 +90,7 @@ def test_driver_killed_then_an_engine_and_the_accountant_killed(
     process = run.start()
     wait_for(lambda: run.engines_waited() == 2, process)
     at_the_second = run.under_way()
-    kill_workers(cluster, "GroupActor")
+    kill_workers(cluster, "EngineActor")
     wait_for(lambda: run.engines_waited() == 3, process)
     # With those of earlier tests' ledgers, which nobody needs any more.
     killed = {each.pid for each in cluster.workers("Accountant")}

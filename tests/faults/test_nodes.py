@@ -45,7 +45,7 @@ def test_node_lost_in_mid_batch(
     with another_node(cluster, tmp_path / "first.out") as node:
         process = run.start()
         wait_for(lambda: run.engines_waited() == 2, process)
-        assert workers_of(node, "GroupActor")
+        assert workers_of(node, "EngineActor")
         kill(node)
         run.marker.touch()
         report = run.finish(process).report

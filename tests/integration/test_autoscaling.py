@@ -45,13 +45,14 @@ NOTHING: dict[str, Any] = {
 """Ray ends a cluster whose configuration lacks one of these."""
 
 
-def machines(address: str) -> dict[str, Any]:
-    """Up to two machines of two CPUs, which go when idle for six seconds."""
+def machines(address: str, **types: dict[str, Any]) -> dict[str, Any]:
+    """Up to two machines of two CPUs, and of each other type with these resources, which go when
+    idle for six seconds."""
     provider = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
     memory = {"object_store_memory": 150_000_000}
     return {
         "cluster_name": "local",
-        "max_workers": 2,
+        "max_workers": 2 * (1 + len(types)),
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": 0.1,
         "provider": {
@@ -68,26 +69,29 @@ def machines(address: str) -> dict[str, Any]:
             "ray.head.default": {
                 "resources": {"CPU": 0} | memory, "node_config": {}, "max_workers": 0,
             },
-            "worker": {
-                "resources": {"CPU": 2} | memory, "node_config": {}, "max_workers": 2,
-            },
+        } | {
+            name: {"resources": resources | memory, "node_config": {}, "max_workers": 2}
+            for name, resources in ({"worker": {"CPU": 2}} | types).items()
         },
     } | NOTHING  # fmt: skip
 
 
+AUTOSCALER = {
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+    "AUTOSCALER_METRIC_PORT": "0",
+    "RAY_FAKE_CLUSTER": "1",
+    # As `ray up` and KubeRay start a head.
+    "RAY_NODE_TYPE_NAME": "ray.head.default",
+    "RAY_CLOUD_INSTANCE_ID": HEAD,
+    "RAY_enable_autoscaler_v2": "1",
+}
+"""The environment of a head with the second version of the autoscaler, which is KubeRay's."""
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head without CPUs, with the second version of the autoscaler, which is KubeRay's."""
-    variables = {
-        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-        "AUTOSCALER_METRIC_PORT": "0",
-        "RAY_FAKE_CLUSTER": "1",
-        # As `ray up` and KubeRay start a head.
-        "RAY_NODE_TYPE_NAME": "ray.head.default",
-        "RAY_CLOUD_INSTANCE_ID": HEAD,
-        "RAY_enable_autoscaler_v2": "1",
-    }
-    with short() as folder, ray_cluster(folder, cpus=0, machines=machines, **variables) as cluster:
+    """A head without CPUs."""
+    with short() as folder, ray_cluster(folder, cpus=0, machines=machines, **AUTOSCALER) as cluster:
         yield cluster
 
 
@@ -108,10 +112,14 @@ def test_a_run_brings_machines_and_each_goes_when_the_run_is_done_with_it(
     run = waiting_runs(**WIDE, runtime__batches_per_task=1)
     assert count(cluster) == 0
     process = run.start()
+    wait_for(lambda: workers_of(cluster.head, "EngineActor"), process)
+    [tried] = workers_of(cluster.head, "EngineActor")
     wait_for(lambda: run.engines_waited() == 2, process)
     assert count(cluster) == 2
+    # It has all CPUs of its machine, so that another one came for the reading.
+    assert tried in workers_of(cluster.head, "EngineActor")
     # While one actor stands still, the other does the rest, and is not kept.
-    still, _ = workers_of(cluster.head, "GroupActor")
+    still, _ = workers_of(cluster.head, "EngineActor")
     still.send_signal(signal.SIGSTOP)
     run.marker.touch()
     wait_for(lambda: count(cluster) == 1, process)

@@ -174,8 +174,8 @@ def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_n
 ) -> None:
     plan = replace(make_plan(here(config)), salt="0" * 32)
     ledger: Any = None  # whose absence would show
-    decoder = partial(BatchDecoder, plan, ledger, "run", "attempt", "", raising(error))
-    error_of_load = PoolActor(partial(SliceWorker, decoder, 8), most=8).load().error
+    decoder = partial(BatchDecoder, plan, ledger, "run", "attempt", "")
+    error_of_load = PoolActor(raising(error)).load(partial(SliceWorker, decoder, 8), 8).error
     assert type(error_of_load) is kind and str(error_of_load) == reason
 
 
@@ -202,12 +202,12 @@ def test_no_engine_is_tried_where_the_run_loads_none(config: Callable[..., Confi
 
 def test_an_actor_whose_engine_ends_the_process_does_not_wait_for_it() -> None:
     with pytest.raises(SystemExit):
-        PoolActor(raising(SystemExit(1)), most=1)  # type: ignore[arg-type]
+        PoolActor(raising(SystemExit(1)))  # type: ignore[arg-type]
 
 
 def test_code_that_exits_loses_no_actor_and_its_words_are_kept_from_rays_logs() -> None:
     class Exits:
-        attempt_id = "exits"
+        worker_id = "exits"
 
         def accept(self, *piece: Any) -> tuple[list[str], Any]:
             return ["0/0"], piece
@@ -216,7 +216,8 @@ def test_code_that_exits_loses_no_actor_and_its_words_are_kept_from_rays_logs() 
             for _ in pieces:
                 raise SystemExit("Marlowe")
 
-    actor = PoolActor(Exits, most=1)
+    actor = PoolActor(lambda: None)
+    actor.load(lambda engine: Exits(), most=1)
     actor.take("a piece", None)
     with pytest.raises(RuntimeError, match=r"^SystemExit$"):
         actor.more()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from dpray.config.config import Config
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
 from dpray.methods.config import parse_config
 from dpray.types import DprayError, InputError, Progress, Resumable
 from dpray.workers.engine_pool import EnginePool, check_loads
+from dpray.workers.placement import placed, run_placement
 from tests.integration.processes import Cluster, ray_cluster, short
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
@@ -158,6 +161,49 @@ def test_a_model_whose_actors_are_lost_again_and_again_costs_nothing(
         check_loads(config(runtime__max_attempts=3), load, stages.append)
     assert tries.read_text() == "xxx"
     assert stages == [Progress("loading the model", detail="on a machine with 1 CPU(s)")]
+
+
+@pytest.fixture
+def tried(config: Callable[..., Config], tmp_path: Path) -> Iterator[Config]:
+    """A run of two actors whose engine was tried."""
+    ours = config(runtime__actors=2)
+    with placed(ours, lambda progress: None, is_new=True):
+        check_loads(ours, partial(fake(tmp_path, together=2), ours.engine), lambda progress: None)
+        assert len(list(tmp_path.glob("engine-*"))) == 1
+        yield ours
+
+
+@pytest.mark.parametrize(
+    ("event", "engines"),
+    [
+        (lambda kept: None, 2),
+        (lambda kept: ray.kill(kept), 3),
+        (lambda kept: run_placement().shard(), 3),
+        (lambda kept: run_placement().give_back(), 3),
+    ],
+    ids=["nothing", "it is lost", "a shard takes its place", "tasks need its place"],
+)
+def test_the_actor_that_tried_the_engine_is_the_first_of_the_pool_if_it_is_there(
+    tried: Config, tmp_path: Path, event: Callable[[Any], object], engines: int
+) -> None:
+    kept = run_placement().take_kept()
+    assert kept is not None and run_placement().take_kept() is None
+    run_placement().keep(kept)
+    event(kept)
+    pool = EnginePool(tried, fake(tmp_path, together=2))
+    made = pool.generate(prompts(4), [Sampling(1)] * 4)
+    pool.close()
+    assert [c.text.split("|")[0] for c in made] == ["p0", "p1", "p2", "p3"]
+    assert len(list(tmp_path.glob("engine-*"))) == engines
+
+
+def test_the_model_that_a_training_begins_with_writes_no_text(
+    config: Callable[..., Config],
+) -> None:
+    ours = config(method={"name": "dp_sgd", "batch_size": 20})
+    with placed(ours, lambda progress: None, is_new=True):
+        check_loads(ours, lambda: "untuned", lambda progress: None)
+        assert run_placement().take_kept() is None
 
 
 def test_what_a_loader_raises_on_an_actor_is_bad_input(config: Callable[..., Config]) -> None:

@@ -147,12 +147,12 @@ def config(settings: Callable[..., dict[str, Any]]) -> Config:
     return parse_config(settings(runtime__ray_address=None, runtime__actors=2))
 
 
-def workers(folder: Path, fault: str = "") -> Callable[[], Any]:
+def workers(folder: Path, fault: str = "") -> Callable[[Any], Any]:
     """Makes workers with room for two groups, which say where a group was. They note what they
     begin and how often their engine was started. A fault strikes in group 5, once the outcome of
     group 17 has come, which has the block of group 5; the first worker dies of it."""
 
-    def make() -> Any:
+    def make(engine: Any) -> Any:
         import os
         import time
         import uuid
@@ -212,6 +212,10 @@ def counters() -> Any:
     return Counter
 
 
+def no_engine() -> Any:
+    return None
+
+
 def work(
     config: Config,
     folder: Path,
@@ -226,7 +230,7 @@ def work(
             ray.put(pa.table({"batch": [str(number), str(number + GROUPS)]}))
             for number in range(GROUPS)
         ]
-    pool = group_pool(config, workers(folder, fault), task_size=1)
+    pool = group_pool(config, no_engine, workers(folder, fault), task_size=1)
     found: list[str] = []
     try:
         with closing(pool.run(cut_blocks(blocks, slices))) as results:
@@ -311,7 +315,7 @@ class TestOnRay:
         )
         wanted = list(groups.batches.batch_ids())
         pieces = groups.on_ray(config, wanted, 1)
-        steps = outcomes_on_ray(config, pieces, workers(tmp_path), 1)
+        steps = outcomes_on_ray(config, pieces, no_engine, workers(tmp_path), 1)
         outcomes = [outcome for outcomes in steps for outcome in outcomes]
         assert {outcome["batch"] for outcome in outcomes} == set(wanted)
         with closing(Shards(config, counter := counters())) as shards:

@@ -71,7 +71,7 @@ class Dummies(RayActors):
     are `held` answer nothing."""
 
     def __init__(self, faults: dict[str, list[Exception]] | None = None) -> None:
-        super().__init__(None)
+        super().__init__(None, lambda: None)
         self.faults = faults or {}
         self.made: list[Dummy] = []
         self.held: set[int] = set()
@@ -296,7 +296,7 @@ class Started:
     def __init__(self) -> None:
         self.places: list[Any] = []
 
-    def remote(self, place: Any) -> int:
+    def remote(self, load: Any, place: Any) -> int:
         self.places.append(place)
         return len(self.places)
 
@@ -307,7 +307,7 @@ def test_the_first_actors_and_what_replaces_them_have_the_places_of_the_run(
     killed: list[int] = []
     monkeypatch.setattr("ray.kill", killed.append)
     started, place = Started(), Place(None, 0, 1.0, 0.0)
-    actors = RayActors(started, places=[place])
+    actors = RayActors(started, lambda: None, places=[place])
     first = actors.start()
     actors.start()
     actors.end(first)
@@ -327,7 +327,7 @@ def test_a_place_that_nothing_needs_any_more_is_given_back(monkeypatch: pytest.M
 
     monkeypatch.setattr("dpray.workers.pool.run_placement", Placement)
     started, place = Started(), Place(None, 0, 1.0, 0.0)
-    actors = RayActors(started, places=[place])
+    actors = RayActors(started, lambda: None, places=[place])
     actors.leave(actors.start())
     assert left == [place]
     actors.start()

@@ -81,15 +81,15 @@ class BatchDecoder:
         key: str,
         attempt_id: str,
         coins: str,
-        load: Callable[[], Engine],
+        engine: Engine,
     ) -> None:
-        self.plan, self.ledger, self.key, self._coins = plan, ledger, key, coins
-        if plan.form is not None:
-            forced_tokens(plan.form, plan.settings.max_tokens)  # refuses one that does not fit
+        self.plan, self.ledger, self.key, self.engine = plan, ledger, key, engine
+        self._coins = coins
         self.worker_id = f"{attempt_id}.{uuid4().hex[:16]}"
-        self.engine = engine = load()
         self._room = engine.context_length - plan.method.max_tokens
         try:
+            if plan.form is not None:
+                forced_tokens(plan.form, plan.settings.max_tokens)  # refuses one that does not fit
             self._row_variation = plan.row_variation(engine)
         except BaseException:
             engine.close()  # the next attempt's engine needs its memory

@@ -118,16 +118,9 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
 
     A worker gets some batches at a time, and asks for the next ones before it is done with these.
     """
-    load = session.take_engine if session.in_process else session.load_engine
     key = batches_key(session)
     make = partial(
-        BatchDecoder,
-        session.plan,
-        session.ledger,
-        session.charge_key(),
-        session.attempt_id,
-        key,
-        load,
+        BatchDecoder, session.plan, session.ledger, session.charge_key(), session.attempt_id, key
     )
     size = task_size(session.config.runtime, session.plan.disjoint, len(batches))
     config, gathering = (
@@ -136,9 +129,10 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
     )
     if session.in_process:
         members = gathering.here(config, batches)
-        return outcome_lists(outcomes_here(members, make, size), size, OUTCOME_SECONDS)
+        outcomes = outcomes_here(members, lambda: make(session.take_engine()), size)
+        return outcome_lists(outcomes, size, OUTCOME_SECONDS)
     pieces = gathering.on_ray(config, batches, size)
-    outcomes = outcomes_on_ray(config, pieces, make, size, session.note_loss)
+    outcomes = outcomes_on_ray(config, pieces, session.load_engine, make, size, session.note_loss)
     return outcome_lists(outcomes, BATCHES_PER_PART, SECONDS_PER_PART)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Event
@@ -104,7 +105,7 @@ Decoder = Callable[[Book, SideBySide], BatchDecoder]
 @pytest.fixture
 def decoder(settings: Callable[..., dict[str, Any]]) -> Decoder:
     plan = make_plan(parse_config(settings()))
-    return lambda book, engine: BatchDecoder(plan, book, "a run", "1", COINS, lambda: engine)  # type: ignore[arg-type, return-value]
+    return lambda book, engine: BatchDecoder(plan, book, "a run", "1", COINS, engine)  # type: ignore[arg-type]
 
 
 class Moving(SideBySide):
@@ -134,7 +135,7 @@ def test_public_logits_that_decide_and_move_by_a_bit_are_refused(
         asked = settings(**{f"method__{key}": value for key, value in method.items()})
         engine: Any = Moving(shares_public_pass)
         book: Any = Book()
-        BatchDecoder(make_plan(parse_config(asked)), book, "a run", "1", COINS, lambda: engine)  # type: ignore[arg-type]
+        BatchDecoder(make_plan(parse_config(asked)), book, "a run", "1", COINS, engine)  # type: ignore[arg-type]
 
     with pytest.raises(InputError, match="no private row may move a bit"):
         start(True, **rule)
@@ -160,7 +161,8 @@ def test_a_task_begins_when_there_is_room_for_its_first_batch(decoder: Decoder) 
 def test_an_engine_is_full_from_slice_to_slice(decoder: Decoder, ahead: bool) -> None:
     """The other way, to let it finish each slice, shows that this test can fail."""
     engine, names = SideBySide(), [f"0/{number}" for number in range(9)]
-    actor = PoolActor(lambda: SliceWorker(lambda: decoder(Book(), engine), 2), most=2)
+    actor = PoolActor(lambda: engine)
+    actor.load(partial(SliceWorker, partial(decoder, Book()), 2), most=2)
     block = pa.Table.from_pylist(rows(names))
     found: list[str] = []
 
@@ -199,7 +201,8 @@ def test_an_outcome_is_handed_over_though_the_others_of_its_task_are_not_there()
 
         def close(self) -> None: ...
 
-    actor = PoolActor(lambda: SliceWorker(Slow, 64), most=64, patience=0.1)  # type: ignore[arg-type]
+    actor = PoolActor(lambda: None)
+    actor.load(partial(SliceWorker, lambda engine: Slow(), 64), most=64, patience=0.1)  # type: ignore[arg-type]
     actor.take(pa.Table.from_pylist(rows(["0/0", "0/1", "0/2"])), 0, 1, None)
     try:
         first = actor.more()
@@ -223,7 +226,7 @@ def test_two_decoders_of_an_attempt_are_two_starts_in_the_ledger(
         ledger.reserve("notes", {"run": (DiscreteLaplace(10.0, 1), Budget(0.1, 0.0))}, *stated_for)
 
         def decoded(task: list[str]) -> list[str]:
-            made = BatchDecoder(plan, ledger, "run", "attempt", COINS, lambda: SideBySide())  # type: ignore[arg-type, return-value]
+            made = BatchDecoder(plan, ledger, "run", "attempt", COINS, SideBySide())  # type: ignore[arg-type]
             return [outcome["batch"] for outcome in made.work([rows(task)])]
 
         assert decoded(["0/0", "0/1"]) == ["0/0", "0/1"]
