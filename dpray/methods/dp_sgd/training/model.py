@@ -62,9 +62,11 @@ def load_loss(
     folder: str,
     settings: TrainingSettings,
     loading: AbstractContextManager[Any] = contextlib.nullcontext(),
+    few_layers: bool = False,
 ) -> PerExampleLoss:
     """Load the model in `folder` with float32 weights, as per-example losses; dropout is off. It is
-    whole and on the CPU, unless `loading`, which is entered meanwhile, makes partitions of it.
+    whole and on the CPU, unless `loading`, which is entered meanwhile, makes partitions of it. With
+    `few_layers` the weights stay mapped from their files until `keep_few_layers` has left out most.
 
     Raises NoNormRule if a trainable layer has no rule for the norms of its gradients, InputError
     if weights are missing or not finite, or if rows depend on each other by what they are quantised
@@ -74,7 +76,10 @@ def load_loss(
     refuse_kept_state(resolve_model(folder))
     without_tf32()  # the clipped sums are bounded for float32 products (docs/privacy.md, 5.2)
     with loading:
-        model = load_whole(resolve_model(folder), "float32")
+        model = load_whole(resolve_model(folder), "auto" if few_layers else "float32")
+    if few_layers:
+        keep_few_layers(model)
+        model.float()
     if settings.precision == "bfloat16" and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(ATTENTION)
     model = with_adapters(model, settings)
@@ -82,6 +87,25 @@ def load_loss(
     refuse_not_finite(held, folder)
     in_parts = any(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
     return PerExampleLoss(model, settings.precision, two_passes=in_parts).eval()
+
+
+def keep_few_layers(model: Any) -> None:
+    """Leave out a model's last layers. The first ones stay, up to one of each kind, and two at
+    least: layers are of a kind if their modules are, in their settings and shapes."""
+    config = model.config.get_text_config()
+    types = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
+    for parent in list(model.modules()):
+        for name, layers in list(parent.named_children()):
+            if isinstance(layers, nn.ModuleList) and len(layers) == len(types):
+                kinds = [(kind, *_kind(layer)) for kind, layer in zip(types, layers, strict=True)]
+                setattr(parent, name, layers[: max(2, 1 + max(map(kinds.index, kinds)))])
+
+
+def _kind(layer: nn.Module) -> Iterator[object]:
+    for name, module in layer.named_modules():
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, int | str)}
+        yield name, type(module), {key: plain[key] for key in plain if key != "layer_idx"}
+    yield {name: weight.shape for name, weight in layer.named_parameters()}
 
 
 def put_weights(loss: PerExampleLoss, weights: Mapping[str, torch.Tensor]) -> None:

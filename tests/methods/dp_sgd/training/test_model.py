@@ -12,12 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch
-from dpray.methods.dp_sgd.training.model import held_part, load_loss, save_model
+from dpray.methods.dp_sgd.training.ghost_norms import NoNormRule
+from dpray.methods.dp_sgd.training.model import check_norms, held_part, load_loss, save_model
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer
 from tests.methods.dp_sgd.training.states import weights_of
-from tests.methods.dp_sgd.training.tiny_gradients import gpt2, texts
+from tests.methods.dp_sgd.training.tiny_gradients import SMALL, gpt2, texts
 
 STEP = DpSgdStep(
     sampling_probability=0.5, noise_multiplier=0.5, clip_norm=1.0, expected_batch_size=4.0
@@ -92,6 +93,46 @@ def test_bfloat16_has_attention_in_float32_on_a_cpu(
 def test_full_tuning_trains_everything(model_folder: str) -> None:
     loss = load_loss(model_folder, TrainingSettings(tuning="full"))
     assert all(p.requires_grad for p in loss.parameters())
+
+
+def deep_qwen(folder: Path) -> None:
+    """Write a model of nine layers in bfloat16, of which the fifth one has another attention."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    types = ["full_attention"] * 4 + ["sliding_attention"] + ["full_attention"] * 4
+    sizes = SMALL | {"num_hidden_layers": 9}
+    sliding = {"use_sliding_window": True, "sliding_window": 8, "layer_types": types}
+    config = Qwen3Config(**sizes, num_key_value_heads=1, head_dim=16, **sliding)
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
+
+
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+def test_the_rules_are_checked_on_one_layer_of_each_kind(tuning: Any, tmp_path: Path) -> None:
+    """The other layers stay as they are in their files, mapped, and are let go of."""
+    deep_qwen(tmp_path)
+    settings = TrainingSettings(tuning=tuning, lora_rank=2)
+    few = load_loss(str(tmp_path), settings, few_layers=True)
+    names = [name for name, _ in few.named_parameters()]
+    assert any("layers.4." in name for name in names)
+    assert not any("layers.5." in name for name in names)
+    assert {p.dtype for p in few.parameters()} == {torch.float32}
+    check_norms(few, few)
+    whole = dict(load_loss(str(tmp_path), settings).named_parameters())
+    assert len(whole) > len(dict(few.named_parameters()))
+    assert all(torch.equal(p, whole[name]) for name, p in few.named_parameters())
+
+
+def test_a_layer_without_its_rule_is_found_in_the_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+    deep_qwen(tmp_path)
+    forward = Qwen3RMSNorm.forward
+    monkeypatch.setattr(Qwen3RMSNorm, "forward", lambda norm, x: forward(norm, x) + norm.weight)
+    few = load_loss(str(tmp_path), TrainingSettings(tuning="full"), few_layers=True)
+    with pytest.raises(NoNormRule, match="norm"):
+        check_norms(few, few)
 
 
 def test_the_padding_of_a_part_is_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
