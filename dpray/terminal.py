@@ -136,7 +136,10 @@ class ProgressLog:
         done = f" {now.completed:,}" if now.completed or now.total else ""
         parts = [f"{now.activity}{done}{f' of {now.total:,}' if now.total else ''}", _detail(now)]
         parts += [] if alive is None else [f"{alive} of {asked} actors alive"]
-        parts += [f"the last part {still} s ago"] if done or still >= LINE_SECONDS else []
+        if done:
+            parts.append(f"the last part {still} s ago")
+        elif still >= LINE_SECONDS:
+            parts.append(f"for {still} s")
         self._write(f"{timedelta(seconds=elapsed)} {'; '.join(filter(None, parts))}")
 
 

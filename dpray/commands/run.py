@@ -33,10 +33,11 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 def run_with_progress(config: Config, as_json: bool = False) -> dict[str, object]:
     """Run the configuration with a progress bar of public quantities, or their lines in a log."""
     from dpray.workers.cluster import actors_alive
+    from dpray.workers.placement import most_actors
 
     def actors() -> tuple[int, int] | None:
         alive = actors_alive() if config.runtime.uses_ray else None
-        return None if alive is None else (alive, config.runtime.actors)
+        return None if alive is None else (alive, most_actors(config))
 
     shown = {"transient": False, "as_json": as_json}
     with progress_bar("starting", **shown, actors=actors) as on_progress:

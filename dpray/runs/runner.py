@@ -246,7 +246,7 @@ class Run:
         kept = self.folder.private / DATA_FINGERPRINT
 
         def show(share: float) -> None:
-            self.on_progress(Progress("hashing files", round(100 * share), 100))
+            self.on_progress(Progress("hashing files", round(100 * share), 100, "percent"))
 
         show(0.0)
         digests = (cluster.hash_files if self.on_ray else file_digests)(config.data.path, show)

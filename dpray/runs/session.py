@@ -381,7 +381,8 @@ class Session(Generic[P_co]):
                     def on_completion(written: int) -> None:
                         nonlocal done, tokens
                         done, tokens = done + 1, tokens + written
-                        speed = tokens / max(monotonic() - began, 1e-9)
+                        # Of the first one, most of the time may be the start of the engines.
+                        speed = tokens / max(monotonic() - began, 1e-9) if done > 1 else None
                         name, total = f"{activity}: LLM calls", len(requests)
                         self._show(Progress(name, done, total, tokens_per_second=speed))
 

@@ -77,6 +77,12 @@ def needs(config: Config) -> Needs:
     return Needs(_bundles((cpus, gpus if uses_gpus else 0.0, memory)))
 
 
+def most_actors(config: Config) -> int:
+    """Return the most actors that a run has at a time: `runtime.actors`, or twice as many where
+    voters and engines take turns."""
+    return max(1, len(needs(config).actors)) * config.runtime.actors
+
+
 def _roles(config: Config, shard: Role) -> set[Role]:
     """Return the roles of the actors that take the same place, one after the other."""
     roles = {shard}

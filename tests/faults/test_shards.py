@@ -31,12 +31,13 @@ from dpray.methods.topics.settings import TopicsSettings
 from dpray.runs import runner
 from dpray.types import Resumable
 from dpray.workers import shards
+from dpray.workers.cluster import actors_alive
 from dpray.workers.shards import ShardActor, Shards, Voters, _answers, _Shard, embedded
 from tests.chaos.rehearsed import METHODS
 from tests.engines.api_server import running_server
 from tests.engines.bag_of_words import BagOfWords
 from tests.faults.test_kills import kill_workers
-from tests.integration.processes import Cluster
+from tests.integration.processes import Cluster, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
 
@@ -260,6 +261,20 @@ def test_another_actor_without_room_is_not_waited_for_without_end() -> None:
     with pytest.raises(Resumable, match=r"a shard was lost, and another one waited for 0\.5 s"):
         _answers([shard])
     ray.kill(shard.actor)
+
+
+def test_the_actors_of_a_run_that_are_alive_are_counted() -> None:
+    before = actors_alive()
+    assert before is not None
+    actor: Any = ray.remote(num_cpus=0)(ShardActor)
+    made = [actor.remote(None, lambda config: config) for _ in range(2)]
+    ray.get([each.__ray_ready__.remote() for each in made])
+    other: Any = ray.remote(num_cpus=0)(Answering).remote()
+    assert ray.get(other.call.remote(os.getpid)) and actors_alive() == before + 2
+    ray.kill(made.pop())
+    wait_for(lambda: actors_alive() == before + 1)
+    ray.kill(made.pop())
+    ray.kill(other)
 
 
 def test_what_may_be_the_rows_own_is_not_replaced_nor_a_shard_without_its_rows() -> None:

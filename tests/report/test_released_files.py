@@ -128,7 +128,7 @@ ACTIVITY = re.compile(
     r"(\d-[a-z_]+: )?"  # a chain's
     r"(planning|loading the model|hashing files|charging the budget|checking records"
     r"|counting labels|sorting records into batches|batches|vocabulary|densities|topics|texts"
-    r"|private embeddings|encoding records|training steps|writing the release"
+    r"|embedding records|encoding records|training steps|writing the release"
     r"|iteration \d+ of \d+: (random texts|variations|lookahead|embeddings|votes))"
     r"(: LLM calls)?"
 )

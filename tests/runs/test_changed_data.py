@@ -185,7 +185,7 @@ def when(activity: str, time: int, do: Callable[[], Any]) -> OnProgress:
             {"method__batches": "poisson"}, "sorting records into batches", 2, True, id="poisson"
         ),
         pytest.param(ROUNDS, "sorting records into batches", 2, False, id="between two rounds"),
-        pytest.param({"method": PE}, "private embeddings", 1, False, id="aug_pe"),
+        pytest.param({"method": PE}, "embedding records", 1, False, id="aug_pe"),
         pytest.param({"method": SGD}, "encoding records", 1, False, id="dp_sgd"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_stage_without_a_public_number_of_parts_shows_none(
             build_engine, record=recorded,
         )  # fmt: skip
         session.show("batches", 3, 12)
-        session.show("private embeddings")
+        session.show("embedding records")
     assert recorded.of("run-1") == {"dpray_activity_done": 0, "dpray_activity_parts": 0}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpray.config.config import Config
 from dpray.methods.config import parse_config
-from dpray.workers.placement import fits, in_words, missing, needs
+from dpray.workers.placement import fits, in_words, missing, most_actors, needs
 
 OPENAI = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
 AUG_PE = {"name": "aug_pe"}
@@ -72,6 +72,13 @@ def test_what_a_run_needs_does_not_grow_with_actors_that_it_can_do_without(
     config: Callable[..., Config], changes: dict[str, Any], words: str
 ) -> None:
     assert str(needs(config(**changes))) == words
+
+
+def test_voters_and_engines_are_actors_of_a_run(config: Callable[..., Config]) -> None:
+    assert most_actors(config(method=AUG_PE)) == 16
+    assert most_actors(config(method=AUG_PE, engine=OPENAI)) == 8
+    assert most_actors(config(method=DP_SGD)) == most_actors(config()) == 8
+    assert most_actors(config(runtime__cpus_per_actor=0)) == 8
 
 
 def test_a_chain_needs_what_the_more_demanding_method_needs(

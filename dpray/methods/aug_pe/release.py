@@ -96,7 +96,7 @@ def checkpoints(session: AugPeSession) -> list[Checkpoint]:
 def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards[Voters], Ask]]:
     """Yield the voters and the language model. Voters start first, because an engine would hold the
     CPUs that read the records."""
-    session.show("private embeddings")
+    session.show("embedding records")
     config = side_by_side(session.config)
     with (
         session.voters(config, voters_gpus(config)) as voters,

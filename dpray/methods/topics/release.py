@@ -45,7 +45,7 @@ def measured(session: TopicsSession) -> dict[str, Any]:
     if (found := session.published("topics")) is not None:
         return found
     plan = session.plan
-    session.show("private embeddings")
+    session.show("embedding records")
     # On Ray, voters get no GPUs: those of a run are for its language model.
     with session.voters() as voters:
         session.show("topics")
