@@ -17,7 +17,7 @@ from dpray.methods.config import parse_config
 from dpray.types import DprayError, InputError, Progress, Resumable
 from dpray.workers.engine_pool import EnginePool, check_loads
 from dpray.workers.placement import placed, run_placement
-from tests.integration.processes import Cluster, ray_cluster, short
+from tests.integration.processes import Cluster, ray_cluster, short, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
 
@@ -163,6 +163,20 @@ def test_a_model_whose_actors_are_lost_again_and_again_costs_nothing(
     assert stages == [Progress("loading the model", detail="on a machine with 1 CPU(s)")]
 
 
+def lose(actor: Any) -> None:
+    """Return when Ray knows that it is lost."""
+
+    def is_lost() -> bool:
+        try:
+            ray.get(actor.tried.remote())
+        except ray.exceptions.RayActorError:
+            return True
+        return False
+
+    ray.kill(actor)
+    wait_for(is_lost)
+
+
 @pytest.fixture
 def tried(config: Callable[..., Config], tmp_path: Path) -> Iterator[Config]:
     """A run of two actors whose engine was tried."""
@@ -177,7 +191,7 @@ def tried(config: Callable[..., Config], tmp_path: Path) -> Iterator[Config]:
     ("event", "engines"),
     [
         (lambda kept: None, 2),
-        (lambda kept: ray.kill(kept), 3),
+        (lambda kept: lose(kept), 3),
         (lambda kept: run_placement().shard(), 3),
         (lambda kept: run_placement().give_back(), 3),
     ],
