@@ -128,7 +128,8 @@ class Stub:
 
     def answer(self, group: LockstepGroup) -> LockstepResult:
         t = group.selector.arguments.get("t", 0) + MAX_TOKENS
-        state = {"t": t, "noisy_threshold": None, "logits": [[0.0]] * POSITIONS}
+        logits = [[0.0]] * POSITIONS
+        state = {"t": t, "noisy_threshold": None, "logits": logits, "public": logits}
         return LockstepResult(group.group_id, TEXT, (1,) * MAX_TOKENS, "length", state)
 
     def close(self) -> None: ...

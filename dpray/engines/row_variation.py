@@ -17,6 +17,8 @@ methods that are known to work row by row are accepted (`refuse_shared_scales`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -25,12 +27,15 @@ import numpy as np
 from dpray.engines.base import (
     Engine,
     EngineError,
+    Following,
     HostSync,
     LockstepGroup,
+    LockstepResult,
     Prompt,
     Selected,
     Selection,
     SelectorSpec,
+    nothing_follows,
 )
 from dpray.extras import Late
 from dpray.types import InputError
@@ -45,12 +50,16 @@ else:
 POSITIONS = 3
 FIRST_ROW = 80
 """The words of the first row: more than a block of a prefix cache."""
-LONGER = "+1"
-"""The end of the name of a group whose prompts have one token more."""
-BESIDE_LONGEST = "0"
-"""The name of the group in which the first row is next to one as long as a row may be."""
-NOBODY = "empty"
-"""The name of the group without private rows: its public row is the first row of the others."""
+LONG_ROW = 320
+"""The words of another first row: for many keys attention has other tiles."""
+PREFILLS = (1, 2, 5, 9, 10, 13, 17, 22, 33, 64, 65, 129, 257)
+"""The tokens of prompts that are computed next to the long row, one at each of its positions.
+FlashAttention 3 changes its tile, on Hopper, where the longest query of a pass has more than 64
+tokens, counted once for each query head of a key-value head."""
+SOME = 8
+"""The rows of a group around the long row, and the groups next to its own."""
+ROW = "row"
+"""The name of the groups whose rows are compared."""
 LARGEST_SHARE = 0.05
 """The rounding of all rows of a batch together moves its average by at most this share of what one
 record moves it. On a GPU in float32, where a row moves by 2e-4, that is s 255 with c 2."""
@@ -68,11 +77,13 @@ TOKENS = 1024
 
 
 class RowProbe:
-    """Keeps the first row's logits, as a `TokenSelector`, and continues with a fixed token."""
+    """Keeps the logits of the first row and of the public one, as a `TokenSelector`, and continues
+    with a fixed token. In a group without private rows the public row is the first one."""
 
     def __init__(self, token: int) -> None:
         self.token = token
         self.logits: list[list[float]] = []
+        self.public: list[list[float]] = []
         self.added: torch.Tensor | None = None
 
     def add(
@@ -91,40 +102,66 @@ class RowProbe:
         logits_public_V: torch.Tensor,
     ) -> Selection:
         first_V = logits_public_V if self.added is None else self.added
-        row_V = (first_V if len(logits_private_SV) == 0 else logits_private_SV[0]).float()
-        return HostSync(row_V[:: max(1, len(row_V) // TOKENS)], self._keep)
+        row_V = first_V if len(logits_private_SV) == 0 else logits_private_SV[0]
+        kept_2V = row_V.new_empty(2, len(row_V))
+        kept_2V[0], kept_2V[1] = row_V, logits_public_V
+        return HostSync(kept_2V[:, :: max(1, len(row_V) // TOKENS)].float(), self._keep)
 
     def _keep(self, logits: torch.Tensor) -> Selection:
-        self.logits.append(logits.tolist())
+        row, public = logits.chunk(2)
+        self.logits.append(row.tolist())
+        self.public.append(public.tolist())
         return Selected(self.token)
 
     def state(self) -> dict[str, Any]:
-        return {"logits": self.logits}
+        return {"logits": self.logits, "public": self.public}
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A group whose first row is compared, and what is decoded at the same time. `is_ahead` says
+    that its prompts have one token more than those of the row by itself."""
+
+    group: LockstepGroup
+    beside: tuple[LockstepGroup, ...] = ()
+    following: Following = nothing_follows
+    is_ahead: bool = False
 
 
 def row_variation(engine: Engine, rows: int, longest: int = 0) -> float:
     """Measure the largest change of a row's logits, in nats; 0.0 if no bit changed.
 
-    The row is computed alone, then next to up to `rows - 1` shorter rows (fewer if the engine holds
-    fewer), as the public row of an empty group if that shares the private rows' passes, next to one
-    of `longest` tokens, the most that a row may have (0: next to no such row), and then with its
-    last token in its prompt, as in a batch in parts. An engine that has a prefix cache takes all
-    but the first row from it. Raises EngineError if a logit is not a number.
+    A row of 80 words is computed alone, then next to up to `rows - 1` shorter rows (fewer if the
+    engine holds fewer), as the public row of an empty group, next to one of `longest` tokens, the
+    most that a row may have (0: next to no such row), and then with its last token in its prompt,
+    as in a batch in parts. A row of more than 300 tokens is computed alone, next to some shorter
+    rows, next to other groups, and decoded while prompts of many lengths are computed. An engine
+    that has a prefix cache takes all but the first rows from it.
+
+    The public row of each of these groups is compared too. If it shares the private rows' passes,
+    it is one of the rows. If it does not, no bit of it may change.
+
+    Raises EngineError if a logit is not a number, or if a public row changed that is computed by
+    itself.
     """
-    found: dict[str, list[list[float]]] = {}
-    for group in _groups(engine, rows, longest):
-        for result in engine.decode_lockstep([group]):
-            found[result.group_id] = result.state["logits"]
-    alone = np.array(found.pop("1"))
-    with np.errstate(invalid="ignore"):  # the difference of two infinities
-        changes = [
-            float(np.where(other == same, 0.0, np.abs(other - same)).max())
-            for name, logits in found.items()
-            for other, same in [_aligned(np.array(logits), alone, name.endswith(LONGER))]
-        ]
-    if not np.isfinite(changes).all():
-        raise EngineError("the model's logits are no numbers; engine.dtype may be too narrow")
-    return max(changes, default=0.0)
+    shared, changes = engine.shares_public_pass, [0.0]
+    for trials in (_of_short_row(engine, rows, longest), _of_long_row(engine, rows)):
+        alone = _decoded(engine, next(trials))
+        row, public = alone["logits"], alone["public"]
+        if shared:
+            changes.append(_change(public, row))
+        for trial in trials:
+            found = _decoded(engine, trial)
+            if shared or trial.group.private_prompts:
+                changes.append(_change(found["logits"], row, trial.is_ahead))
+            if shared:
+                changes.append(_change(found["public"], row, trial.is_ahead))
+            elif not trial.is_ahead and _change(found["public"], public) > 0.0:
+                raise EngineError(
+                    "the logits of a public row that is computed by itself moved with private "
+                    "rows: no token may be drawn by them; take another engine.model"
+                )
+    return max(changes)
 
 
 _measured: WeakKeyDictionary[Engine, dict[tuple[int, int], float]] = WeakKeyDictionary()
@@ -184,36 +221,95 @@ def rounding_warnings(dtype: str, variation: float | None = None) -> list[str]:
     return []
 
 
-def _aligned(other: np.ndarray, alone: np.ndarray, longer: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits of the same positions. A group that begins with one token more is a
-    position ahead."""
-    return (other[:-1], alone[1:]) if longer else (other, alone)
+def _decoded(engine: Engine, trial: _Trial) -> Mapping[str, Any]:
+    """Return the `RowProbe`'s state once the trial's own group is decoded."""
+    groups = [trial.group, *trial.beside]
+    with closing(engine.decode_lockstep(groups, trial.following)) as results:
+        return next(result.state for result in results if result.group_id == ROW)
 
 
-def _groups(engine: Engine, rows: int, most: int) -> Iterator[LockstepGroup]:
-    """Yield the same first row alone, in groups of growing size, next to a row of `most` tokens,
-    and again with the token that these continue with."""
+def _change(logits: list[list[float]], alone: list[list[float]], is_ahead: bool = False) -> float:
+    """Return the largest difference at the same positions. Raises EngineError if a logit is not a
+    number."""
+    other, same = np.array(logits), np.array(alone)
+    other, same = (other[:-1], same[1:]) if is_ahead else (other, same)
+    shared = min(len(other), len(same))
+    other, same = other[:shared], same[:shared]
+    with np.errstate(invalid="ignore"):  # the difference of two infinities
+        change = np.where(other == same, 0.0, np.abs(other - same)).max(initial=0.0)
+    if not np.isfinite(change):
+        raise EngineError("the model's logits are no numbers; engine.dtype may be too narrow")
+    return float(change)
+
+
+def _probed(
+    prompts: tuple[tuple[int, ...], ...],
+    public: tuple[int, ...],
+    positions: int = POSITIONS,
+    name: str = ROW,
+) -> LockstepGroup:
+    spec = SelectorSpec("dpray.engines.row_variation:RowProbe", {"token": public[-1]})
+    return LockstepGroup(name, prompts, public, spec, positions)
+
+
+def _of_words(engine: Engine, words: int) -> tuple[int, ...]:
+    return engine.encode(Prompt(" ".join(["a"] * words)))
+
+
+def _shorter(engine: Engine, rows: int) -> tuple[tuple[int, ...], ...]:
+    """Return prompts of up to 32 words for the rows after a first one, which has more."""
     words = min(32, (engine.context_length - POSITIONS) // 8)
-    first = min(FIRST_ROW, 3 * words)
-    lengths = [first, *(1 + 7 * row % words for row in range(1, rows))]
-    prompts = tuple(engine.encode(Prompt(" ".join(["a"] * length))) for length in lengths)
+    return tuple(_of_words(engine, 1 + 7 * row % words) for row in range(1, rows))
+
+
+def _of_short_row(engine: Engine, rows: int, most: int) -> Iterator[_Trial]:
+    """Yield the row alone, in groups of growing size, in none, next to a row of `most` tokens, and
+    again with the token that these continue with."""
+    first = _of_words(engine, min(FIRST_ROW, 3 * ((engine.context_length - POSITIONS) // 8)))
+    prompts = (first, *_shorter(engine, rows))
     longest = max(map(len, prompts)) + 1
     rows = max(1, min(rows, engine.rows_at_once(longest + POSITIONS) - 1))
-    token = prompts[0][-1]
-    spec = SelectorSpec("dpray.engines.row_variation:RowProbe", {"token": token})
     for size in sorted({1, *(size for size in (2, 8, 33) if size < rows), rows}):
-        yield LockstepGroup(str(size), prompts[:size], prompts[0], spec, POSITIONS)
-    if engine.shares_public_pass:
-        yield LockstepGroup(NOBODY, (), prompts[0], spec, POSITIONS)
+        yield _Trial(_probed(prompts[:size], first))
+    yield _Trial(_probed((), first))
     most = min(most, engine.context_length) - POSITIONS
     while most > longest and engine.rows_at_once(most + POSITIONS) < 3:
         most -= most // 8  # in parts the two would not share a pass
     if most > longest:
-        last = prompts[0] + (token,) * (most - len(prompts[0]))
-        yield LockstepGroup(BESIDE_LONGEST, (prompts[0], last), prompts[0], spec, POSITIONS)
-    longer = tuple((*prompt, token) for prompt in prompts)
+        last = first + (first[-1],) * (most - len(first))
+        yield _Trial(_probed((first, last), first))
+    longer = tuple((*prompt, first[-1]) for prompt in prompts)
     for size in sorted({1, rows}):
-        yield LockstepGroup(f"{size}{LONGER}", longer[:size], longer[0], spec, POSITIONS)
+        yield _Trial(_probed(longer[:size], longer[0]), is_ahead=True)
+
+
+def _of_long_row(engine: Engine, rows: int) -> Iterator[_Trial]:
+    """Yield the row alone, decoded while prompts of growing length are computed, among some rows,
+    in no group's private rows, and next to other groups."""
+    room = engine.context_length - len(PREFILLS)
+    first = _of_words(engine, min(LONG_ROW, room * 5 // 8))
+    yield _Trial(_probed((first,), first, len(PREFILLS)))
+    prefills = _prefills(engine)
+
+    def following(result: LockstepResult) -> LockstepGroup | None:
+        return None if result.group_id == ROW else next(prefills, None)
+
+    yield _Trial(_probed((first,), first, len(PREFILLS)), (next(prefills),), following)
+    shorter = _shorter(engine, max(1, min(SOME, engine.rows_at_once(len(first) + POSITIONS) - 1)))
+    yield _Trial(_probed((first, *shorter[: rows - 1]), first))
+    yield _Trial(_probed((), first))
+    others = [_probed((row,), row, name=f"beside {i}") for i, row in enumerate(shorter)]
+    yield _Trial(_probed((first,), first), tuple(others))
+
+
+def _prefills(engine: Engine) -> Iterator[LockstepGroup]:
+    """Yield empty groups of one position. Their prompts begin with different tokens, so that no
+    prefix cache has a part of them."""
+    tokens = list(dict.fromkeys(engine.encode(Prompt("a b c d e f g h i j k l m n o p"))))
+    for number, length in enumerate(PREFILLS):
+        if length < engine.context_length:
+            prompt = (tokens[number % len(tokens)],) * length
+            yield _probed((), prompt, 1, f"prefill {number}")
 
 
 def refuse_shared_scales(model: str) -> None:

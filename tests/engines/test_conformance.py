@@ -91,6 +91,24 @@ def test_private_rows_change_no_bit_of_the_public_logits(engine: Engine) -> None
     assert all(state == states[0] for state in states[1:])
 
 
+def test_no_shape_of_a_public_pass_depends_on_private_rows(transformers_engine: Any) -> None:
+    """Every public row goes through by itself: a kernel is chosen by the shape of its pass."""
+    seen: list[tuple[int, ...]] = []
+    hook = transformers_engine._model.register_forward_pre_hook(
+        lambda model, args, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
+    )
+    public = make_group(transformers_engine, "a", 0)
+    alone = [(1, len(public.public_prompt)), *[(1, 1)] * (MAX_TOKENS - 1)]
+    for rows, words in [(0, (3, 30)), (4, (3, 30)), (4, (40, 60)), (12, (3, 3))]:
+        seen.clear()
+        private = make_group(transformers_engine, "a", rows, words=words).private_prompts
+        decode(transformers_engine, replace(public, private_prompts=private))
+        # At most 5 rows go through at a time, here always more than one.
+        assert [shape for shape in seen if shape[0] == 1] == alone
+        assert sum(shape[0] > 1 for shape in seen) == -(-rows // 5) * MAX_TOKENS
+    hook.remove()
+
+
 @pytest.mark.slow
 def test_public_logits_are_those_of_a_pass_by_itself(
     vllm_engine: Engine, transformers_engine: Engine

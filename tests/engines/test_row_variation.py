@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Engine,
     EngineError,
+    Following,
     LockstepGroup,
     LockstepResult,
+    nothing_follows,
     select_token,
 )
 from dpray.engines.finite_rows import highest
@@ -31,7 +34,7 @@ from tests.engines.tiny_model import make_tokenizer
 
 class Rounding:
     """Stands in for a device of known rounding: a row's logits are moved by `step` for each other
-    row of its pass."""
+    row of its pass. The public row has a pass of its own."""
 
     context_length = 64
     shares_public_pass = False
@@ -51,24 +54,111 @@ class Rounding:
             rows = len(group.private_prompts)
             self.sizes.append(rows)
             selector = group.selector.build()
-            first = float(group.private_prompts[0][-1])
+            first = torch.full((rows + 1, 5000), float(group.prompts[0][-1]))
+            first[:, 0] += self.first_token
             for _ in range(group.max_tokens):
-                logits = torch.full((rows, 5000), first) + self.step * (rows - 1)
-                logits[:, 0] += self.first_token
-                select_token(selector, logits, logits[0])
+                select_token(selector, first[:-1] + self.step * (rows - 1), first[-1])
             yield LockstepResult(group.group_id, "", (), "length", selector.state())
 
 
 def test_rows_that_do_not_move_are_0() -> None:
     device: Any = Rounding(0.0)
     assert row_variation(device, 127) == 0.0
-    assert device.sizes == [1, 2, 8, 33, 127, 1, 127]
+    assert device.sizes == [*[1, 2, 8, 33, 127, 0, 1, 127], *[1, 1, 8, 0, 1]]
 
 
 @pytest.mark.parametrize("rows", [2, 8, 40])
 def test_the_largest_move_is_found(rows: int) -> None:
     device: Any = Rounding(0.25)
     assert row_variation(device, rows) == pytest.approx(0.25 * (rows - 1))
+
+
+class SideBySide(Rounding):
+    """Stands in for vLLM: groups enter as they come, a text's next one a step after it. `moves` is
+    told of a row and of its step, and says whether the row moves by one bit there."""
+
+    context_length = 1024
+    shares_public_pass = True
+
+    def __init__(self, moves: Callable[[Step, int, bool], bool]) -> None:
+        super().__init__(0.0)
+        self.moves = moves
+        self.steps: list[Step] = []
+
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Iterator[LockstepResult]:
+        running = [(group, group.selector.build(), 0) for group in groups]
+        while running:
+            queries = [
+                1 if position else len(prompt)
+                for group, _, position in running
+                for prompt in group.prompts
+            ]
+            step = Step(len(running), tuple(queries))
+            self.steps.append(step)
+            now, running = running, []
+            for group, selector, position in now:
+                rows = [self.row(step, prompt, position) for prompt in group.prompts]
+                logits = torch.stack(rows)
+                select_token(selector, logits[:-1], logits[-1])
+                if position + 1 < group.max_tokens:
+                    running.append((group, selector, position + 1))
+                    continue
+                result = LockstepResult(group.group_id, "", (), "length", selector.state())
+                if (after := following(result)) is not None:
+                    running.append((after, after.selector.build(), 0))
+                yield result
+
+    def row(self, step: Step, prompt: tuple[int, ...], position: int) -> torch.Tensor:
+        logits = torch.full((5000,), float(prompt[-1]))
+        if self.moves(step, len(prompt) + position, position > 0):
+            logits[0] = torch.nextafter(logits[0], torch.tensor(torch.inf))
+        return logits
+
+
+@dataclass(frozen=True)
+class Step:
+    """What shares a forward pass: the number of groups, and the new tokens of each row."""
+
+    groups: int
+    queries: tuple[int, ...]
+
+
+FAULTS: dict[str, Callable[[Step, int, bool], bool]] = {
+    # FlashAttention 3 on Hopper, in vLLM's batch-invariant mode.
+    "a decode of 129 keys next to a prefill of 10 tokens": lambda step, keys, decodes: (
+        decodes and keys >= 129 and max(step.queries) >= 10
+    ),
+    "next to a prefill of 257 tokens": lambda step, keys, decodes: (
+        decodes and keys >= 129 and max(step.queries) >= 257
+    ),
+    "next to any prefill": lambda step, keys, decodes: decodes and max(step.queries) > 1,
+    "a long row among some": lambda step, keys, decodes: keys >= 300 and len(step.queries) >= 8,
+    "among many": lambda step, keys, decodes: len(step.queries) >= 60,
+    "among groups": lambda step, keys, decodes: step.groups >= 4,
+    "alone in its pass": lambda step, keys, decodes: len(step.queries) == 1,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_bit_that_moves_is_found_and_refused_where_public_logits_decide(fault: str) -> None:
+    device: Any = SideBySide(FAULTS[fault])
+    moved = row_variation(device, 64)
+    assert 0.0 < moved < 1e-3
+    refuse_dependence(moved, 0.0, "bfloat16")
+    with pytest.raises(InputError, match="no private row may move a bit"):
+        refuse_dependence(moved, 0.0, "bfloat16", exact=True)
+
+
+def test_every_shape_of_a_pass_is_tried() -> None:
+    device: Any = SideBySide(lambda *_: False)
+    assert row_variation(device, 64) == 0.0
+    beside = {max(step.queries) for step in device.steps if 1 in step.queries}
+    assert beside >= {1, 2, 9, 10, 64, 65, 129, 257}
+    assert max(max(step.queries) for step in device.steps) >= 300
+    assert {step.groups for step in device.steps} >= {1, 2, 8}
+    assert (1,) in {step.queries for step in device.steps}
 
 
 def test_an_empty_batch_shows_a_row_that_is_alone_in_its_pass() -> None:
@@ -92,9 +182,9 @@ def test_an_empty_batch_shows_a_row_that_is_alone_in_its_pass() -> None:
 
     device: Any = Shared(1.0)
     assert row_variation(device, 8) == 0.25
-    assert device.sizes == [1, 2, 8, 0, 1, 8]
-    device.shares_public_pass = False  # by itself, perhaps in other kernels
-    assert row_variation(device, 8) == 0.0
+    device.shares_public_pass = False
+    with pytest.raises(EngineError, match="public row that is computed by itself moved"):
+        row_variation(device, 8)
 
 
 def test_a_masked_token_does_not_move_and_what_is_no_number_is_refused() -> None:
@@ -117,9 +207,9 @@ def test_a_prompt_with_the_last_token_in_it_is_compared_too() -> None:
                 selector = group.selector.build()
                 for position in range(group.max_tokens):
                     # 22 tokens of the prompt, and one that was drawn.
-                    is_prefilled = position == 0 and len(group.private_prompts[0]) == 23
-                    logits = torch.full((1, 5000), 0.5 * is_prefilled)
-                    select_token(selector, logits, logits[0])
+                    is_prefilled = position == 0 and len(group.prompts[0]) == 23
+                    logits = torch.full((len(group.prompts), 5000), 0.5 * is_prefilled)
+                    select_token(selector, logits[:-1], torch.zeros(5000))
                 yield LockstepResult(group.group_id, "", (), "length", selector.state())
 
     device: Any = Passes(0.0)
@@ -140,14 +230,15 @@ def test_an_engine_that_holds_one_row_at_once_is_tested_too() -> None:
                 self.sizes.append(len(group.private_prompts))
                 selector = group.selector.build()
                 for _ in range(group.max_tokens):
-                    logits = torch.full((1, 5000), self.step * (len(self.sizes) - 1))
-                    selector.add(logits, highest(logits), logits[0])
-                    select_token(selector, logits[:0], logits[0])
+                    logits = torch.full((1, 5000), self.step * (len(self.sizes) == 3))
+                    if group.private_prompts:
+                        selector.add(logits, highest(logits), torch.zeros(5000))
+                    select_token(selector, logits[:0], torch.zeros(5000))
                 yield LockstepResult(group.group_id, "", (), "length", selector.state())
 
     device: Any = OneRow(0.25)
     assert row_variation(device, 127) == pytest.approx(0.25)
-    assert device.sizes == [1, 1]
+    assert device.sizes == [*[1, 0, 1], *[1, 1, 1, 0, 1]]
 
 
 def test_a_row_that_moves_with_the_length_of_another_is_found(tmp_path: Path) -> None:

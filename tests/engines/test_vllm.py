@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -254,6 +255,86 @@ def test_invariant_kernels_are_taken_where_the_device_has_them(
     vllm = SimpleNamespace(platforms=SimpleNamespace(current_platform=platform))
     assert take_invariant_kernels(vllm) is taken
     assert os.environ["VLLM_BATCH_INVARIANT"] == ("1" if taken else "0")
+
+
+@dataclass
+class Loads:
+    """Stands in for an NVIDIA GPU with vLLM on it: what it was asked for, and what a rank says."""
+
+    attention: str = "FLASH_ATTN 2"
+    invariant: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def engine(self, model: str, dtype: Any = "bfloat16", **ways: bool) -> VllmEngine:
+        loads = self
+
+        class OnGpu(VllmEngine):
+            def _load(self, vllm: Any, model: str, block_size: int, options: Any) -> Any:
+                loads.options = options
+                rank = {"attention": [loads.attention], "invariant": loads.invariant}
+                rank |= {"block_sizes": [16], "blocks": 100}
+                return SimpleNamespace(collective_rpc=lambda *_, **__: [rank])
+
+        return OnGpu(EngineConfig(model=model, dtype=dtype), **ways)
+
+
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch, vllm_installed: None) -> None:
+    import vllm.platforms
+
+    hopper = SimpleNamespace(
+        is_cuda=lambda: True, is_cpu=lambda: False, has_device_capability=lambda least: True
+    )
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")  # put back after the test
+    monkeypatch.setattr(vllm.platforms, "current_platform", hopper)
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize(
+    ("ways", "dtype", "taken"),
+    [
+        ({"private_rows": True, "public_alone": True}, "float32", True),
+        ({"private_rows": True, "public_alone": False}, "float32", False),
+        ({"private_rows": True, "public_alone": False}, "bfloat16", True),
+        ({"private_rows": False, "public_alone": False}, "bfloat16", False),
+    ],
+)
+def test_invariant_kernels_are_taken_only_where_a_bit_decides_or_rounding_would_be_refused(
+    model_folder: str, ways: dict[str, bool], dtype: str, taken: bool
+) -> None:
+    loads = Loads(attention="FLASH_ATTN 2" if taken else "FLASH_ATTN 3", invariant=taken)
+    engine = loads.engine(model_folder, dtype, **ways)
+    assert os.environ["VLLM_BATCH_INVARIANT"] == str(int(taken))
+    # This machine's vLLM has no FlashAttention.
+    assert loads.options.get("attention_config") == ({"backend": "TRITON_ATTN"} if taken else None)
+    assert engine.attention == [loads.attention] and engine.shares_public_pass
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize(
+    "attention", ["FLASH_ATTN 3", "FLASH_ATTN 4", "FLASH_ATTN_MLA", "FLASHINFER", "CPU_ATTN"]
+)
+def test_attention_that_is_not_invariant_is_refused(model_folder: str, attention: str) -> None:
+    ways = {"private_rows": True, "public_alone": True}
+    for name in ("FLASH_ATTN 2", "TRITON_ATTN"):
+        Loads(attention=name).engine(model_folder, **ways)
+    with pytest.raises(EngineError, match=rf"attention by {attention} moves .* transformers$"):
+        Loads(attention=attention).engine(model_folder, **ways)
+    with pytest.raises(EngineError, match="begin a new process"):
+        Loads(invariant=False).engine(model_folder, **ways)
+
+
+def test_a_loaded_model_says_what_computes_its_attention(vllm_engine: Any) -> None:
+    from dpray.engines.vllm.lockstep import attention_names, is_invariant
+
+    assert vllm_engine.attention == ["CPU_ATTN"]
+    assert not is_invariant()
+    runner = vllm_engine.llm.llm_engine.model_executor.driver_worker.worker.model_runner
+    layers = runner.vllm_config.compilation_config.static_forward_context
+    [impl] = {layer.impl for layer in list(layers.values())[:1]}
+    impl.vllm_flash_attn_version = 3  # as FlashAttention's has it
+    assert attention_names(runner.vllm_config) == ["CPU_ATTN", "CPU_ATTN 3"]
+    del impl.vllm_flash_attn_version
 
 
 def test_nothing_stays_behind_in_the_workers(vllm_engine: Any) -> None:

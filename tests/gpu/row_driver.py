@@ -20,7 +20,8 @@ def main(model: str, dtype: Any, kernels: str) -> None:
     from dpray.engines.vllm.engine import VllmEngine
 
     config = EngineConfig(model=model, dtype=dtype, max_num_seqs=64, kv_cache_gib=0.25)
-    engine = VllmEngine(config, private_rows=kernels == "invariant")
+    invariant = kernels == "invariant"
+    engine = VllmEngine(config, private_rows=invariant, public_alone=invariant)
     print(f"variation {row_variation(engine, 60)} {os.environ.get('VLLM_BATCH_INVARIANT', '0')}")
     engine.close()
 

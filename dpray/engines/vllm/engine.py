@@ -33,12 +33,15 @@ class VllmEngine(VllmModel):
     `max_num_seqs` rows needs when its prompts are in the prefix cache. On a CPU the KV cache
     defaults to what `group` needs: the rows of a typical group, and the tokens of each.
 
-    `private_rows` says that groups of private prompts are decoded: kernels whose rows do not depend
-    on each other are taken if vLLM has them (`VLLM_BATCH_INVARIANT`: NVIDIA GPUs of compute
-    capability 8.0 or higher). `public_alone` says that a public row's logits decide which tokens
-    may be drawn, or from which rows: they may not share a forward pass with private rows, and
-    without such kernels a second copy of the model computes them. The values of a model that was
-    `tried` before are not looked at again.
+    `private_rows` says that groups of private prompts are decoded. `public_alone` says that a
+    public row's logits decide which tokens may be drawn, or from which rows. Then no bit of them
+    may move with private rows: kernels whose rows do not depend on each other are taken if vLLM has
+    them (`VLLM_BATCH_INVARIANT`: NVIDIA GPUs of compute capability 8.0 or higher), with
+    FlashAttention 2 or Triton's attention, and a loaded model that says it has others is refused.
+    Elsewhere a second copy of the model computes the public rows. These kernels are slower: where
+    public logits do not decide, they are taken in 16 bits only, whose rounding would be refused
+    without them.
+    The values of a model that was `tried` before are not looked at again.
     """
 
     def rows_at_once(self, tokens: int) -> int:

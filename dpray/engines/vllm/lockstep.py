@@ -27,6 +27,7 @@ of the group, the public one included, which is the last) and `eos`; the public 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from vllm import envs
+from vllm.config import get_layers_from_vllm_config
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
@@ -291,6 +295,25 @@ def zero_blocks(caches: Sequence[torch.Tensor], blocks: Sequence[int]) -> None:
         cache.index_fill_(0, torch.tensor(blocks, device=cache.device), 0)
 
 
+def attention_names(vllm_config: Any) -> list[str]:
+    """Return the backends of the loaded model's layers, each with its version if it has several."""
+    base: Any = AttentionLayerBase  # an abstract one
+    layers = get_layers_from_vllm_config(vllm_config, base)
+    names = set()
+    for layer in layers.values():
+        version = getattr(getattr(layer, "impl", None), "vllm_flash_attn_version", None)
+        name = layer.get_attn_backend().get_name()
+        names.add(name if version is None else f"{name} {version}")
+    return sorted(names)
+
+
+def is_invariant() -> bool:
+    """Return whether vLLM's batch-invariant mode is in force. vLLM keeps what its environment said
+    when the process loaded its first model, and Triton's attention what it said at its import."""
+    triton = sys.modules.get("vllm.v1.attention.ops.triton_unified_attention")
+    return bool(envs.VLLM_BATCH_INVARIANT and getattr(triton, "is_batch_invariant", True))
+
+
 class LockstepWorker:
     """vLLM adds these methods to its worker class; the engine calls them by `collective_rpc`."""
 
@@ -302,9 +325,10 @@ class LockstepWorker:
 
     def lockstep_start(self, readable: int, public_model: str | None, dtype: str) -> dict[str, Any]:
         """Connect the processor with its model runner; return the shape of the KV cache: `blocks`
-        in all, and `block_sizes`, one for each kind of layer. Logits are cut to those of `readable`
-        tokens. `public_model` is the folder of a second copy of the model, which computes public
-        rows by themselves."""
+        in all, and `block_sizes`, one for each kind of layer; and what computes: the names of
+        `attention`, and whether vLLM's batch-`invariant` mode is in force. Logits are cut to those
+        of `readable` tokens. `public_model` is the folder of a second copy of the model, which
+        computes public rows by themselves."""
         processor = self._lockstep_processor()
         processor.readable = readable
         on_cpu, runner = processor.device.type == "cpu", self.model_runner
@@ -318,7 +342,8 @@ class LockstepWorker:
             processor.public_pass = PublicPass(model, processor.device)
         cache = self.model_runner.kv_cache_config
         sizes = [group.kv_cache_spec.block_size for group in cache.kv_cache_groups]
-        return {"blocks": cache.num_blocks, "block_sizes": sizes}
+        kernels = {"attention": attention_names(runner.vllm_config), "invariant": is_invariant()}
+        return {"blocks": cache.num_blocks, "block_sizes": sizes} | kernels
 
     def lockstep_finish(self, name: str) -> dict[str, object]:
         """Return the group's outcome as plain values, and forget the group."""

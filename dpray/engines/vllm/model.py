@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from types import ModuleType
 from typing import Any
@@ -81,13 +81,49 @@ def vllm_options(config: EngineConfig, *, on_gpu: bool, needed: int = 0) -> dict
     }
 
 
+INVARIANT_ATTENTION = {"FLASH_ATTN 2", "TRITON_ATTN"}
+"""Kernels of attention that are invariant to the batch in vLLM's mode of that name. FlashAttention
+3, which vLLM takes on Hopper in this mode too, has tiles that depend on the longest query of a pass
+(vllm-project/vllm, issues 47069 and 51902)."""
+
+
 def take_invariant_kernels(vllm: ModuleType) -> bool:
-    """Set vLLM's batch-invariant mode if the device has it; return whether it is in force."""
+    """Set vLLM's batch-invariant mode if the device has it; return whether it is asked for. It is
+    in force if the loaded model says so (`refuse_other_kernels`)."""
     platform = vllm.platforms.current_platform
     if not (platform.is_cuda() and platform.has_device_capability(80)):
         return False
     os.environ["VLLM_BATCH_INVARIANT"] = "1"
     return True
+
+
+def invariant_attention() -> dict[str, object]:
+    """Return vLLM's `attention_config` for these kernels. In float32 it has Triton's only."""
+    try:
+        from vllm.vllm_flash_attn.flash_attn_interface import is_fa_version_supported
+
+        if is_fa_version_supported(2):
+            return {"flash_attn_version": 2}
+    except ImportError:  # a build without FlashAttention
+        pass
+    return {"backend": "TRITON_ATTN"}
+
+
+def refuse_other_kernels(ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise EngineError if a rank computes by kernels whose rows may depend on each other: by what
+    `LockstepWorker.lockstep_start` reports of the loaded model."""
+    found = {name for rank in ranks for name in rank["attention"]}
+    if others := sorted(found - INVARIANT_ATTENTION):
+        raise EngineError(
+            f"engine.kind vllm: attention by {', '.join(others)} moves a row's logits with the "
+            f"other rows of a pass; only {' and '.join(sorted(INVARIANT_ATTENTION))} do not. Take "
+            "engine.kind transformers"
+        )
+    if not all(rank["invariant"] for rank in ranks):
+        raise EngineError(
+            "engine.kind vllm: this process began with kernels whose rows depend on each other, "
+            "and vLLM keeps them; begin a new process"
+        )
 
 
 class VllmModel(TextCodec):
@@ -109,7 +145,9 @@ class VllmModel(TextCodec):
         from dpray.engines.weights import check_weights
 
         check_weights(model, values=not tried)
-        invariant = private_rows and take_invariant_kernels(vllm)
+        # In 16 bits the rounding of ordinary kernels is more than the sensitivity allows.
+        exact = private_rows and (public_alone or config.dtype != "float32")
+        invariant = exact and take_invariant_kernels(vllm)
         second_copy = public_alone and not invariant
         self.shares_public_pass = not second_copy
         if second_copy and config.tensor_parallel_size > 1:
@@ -129,12 +167,18 @@ class VllmModel(TextCodec):
         rows, tokens = group
         needed = rows * tokens * bytes_per_token(self.model_config, "float32")
         options = vllm_options(config, on_gpu=on_gpu, needed=needed)
+        if invariant:
+            options["attention_config"] = invariant_attention()
         self.llm = self._load(vllm, model, block_size, options)
         self.sampling_params = vllm.SamplingParams
         self.structured_outputs = vllm.sampling_params.StructuredOutputsParams
         self.final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         self.delta = vllm.sampling_params.RequestOutputKind.DELTA
-        cache = self._start_workers(model if second_copy else None, options["dtype"])
+        ranks = self._start_workers(model if second_copy else None, options["dtype"])
+        if invariant:
+            refuse_other_kernels(ranks)
+        cache = ranks[0]
+        self.attention: list[str] = cache["attention"]
         self.block_sizes: list[int] = cache["block_sizes"]
         self.blocks: int = cache["blocks"] - 1  # vLLM keeps one for itself
         self.serial = count()
@@ -163,11 +207,11 @@ class VllmModel(TextCodec):
             reason = " ".join(str(error).split())[:500]
             raise EngineError(f"vLLM cannot load {model}: {reason}") from error
 
-    def _start_workers(self, public_model: str | None, dtype: str) -> dict[str, Any]:
-        """Connect the processors of all ranks; return the shape of the KV cache."""
+    def _start_workers(self, public_model: str | None, dtype: str) -> list[dict[str, Any]]:
+        """Connect the processors of all ranks; return what each says of its model."""
         try:
             start = (self.readable, public_model, dtype)
-            shapes = self.llm.collective_rpc("lockstep_start", args=start)
+            ranks: list[dict[str, Any]] = self.llm.collective_rpc("lockstep_start", args=start)
         except EngineError:
             raise
         except Exception as error:
@@ -176,8 +220,7 @@ class VllmModel(TextCodec):
                 "engine.gpu_memory_utilization, or take method.candidates: all and no "
                 "method.public_gate"
             ) from error
-        shape: dict[str, Any] = shapes[0]
-        return shape
+        return ranks
 
     def generate(
         self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None

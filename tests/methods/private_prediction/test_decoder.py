@@ -74,7 +74,8 @@ class SideBySide:
                 raise self.error
             number += 1
             self.at_once += [len(under_way)] * of_batches
-            state = {"t": 10**9, "noisy_threshold": None, "logits": [[0.0]] * POSITIONS}
+            none = [[0.0]] * POSITIONS
+            state = {"t": 10**9, "noisy_threshold": None, "logits": none, "public": none}
             result = LockstepResult(under_way.pop(0).group_id, "a text", (1,), "length", state)
             assert following(result) is None
             yield result
@@ -118,7 +119,8 @@ class Moving(SideBySide):
     def decode_lockstep(self, groups: Iterable[LockstepGroup], *_: Any) -> Iterator[LockstepResult]:
         for group in groups:
             logits = [[1e-6 * len(group.private_prompts)]] * POSITIONS
-            state = {"t": 10**9, "noisy_threshold": None, "logits": logits}
+            none = [[0.0]] * POSITIONS
+            state = {"t": 10**9, "noisy_threshold": None, "logits": logits, "public": none}
             yield LockstepResult(group.group_id, "a text", (1,), "length", state)
 
 
@@ -246,8 +248,8 @@ def test_a_model_whose_rows_move_with_a_long_one_decodes_nothing(decoder: Decode
             self, groups: Iterable[LockstepGroup], *_: Any
         ) -> Iterator[LockstepResult]:
             for group in groups:
-                moved = float(max(map(len, group.private_prompts)) > 500)
-                state = {"logits": [[moved]] * POSITIONS}
+                moved = float(max(map(len, group.prompts)) > 500)
+                state = {"logits": [[moved]] * POSITIONS, "public": [[0.0]] * POSITIONS}
                 yield LockstepResult(group.group_id, "", (1,), "length", state)
 
         def close(self) -> None:
