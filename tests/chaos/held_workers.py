@@ -36,7 +36,7 @@ LEDGER = {
 STATES = ("read", "part", *LEDGER.values())
 
 PLACES = {
-    # the functions after whose work a worker is in a state
+    # the functions with whose answers a worker is in a state
     "dpray.workers.rows:record_rows": "read",
     "dpray.workers.shards:ShardActor.load": "part",
     "dpray.workers.shards:ShardActor.call": "part",
@@ -104,6 +104,9 @@ def coming(
 ) -> Callable[..., Any]:
     @wraps(function)
     def comes(*arguments: Any, **options: Any) -> Any:
+        if function.__name__ == "_write":  # after it the run may have all that it needs
+            reach(state)
+            return function(*arguments, **options)
         found = function(*arguments, **options)
         if function.__name__ == "record_rows":
             return rows(found)

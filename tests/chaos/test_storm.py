@@ -62,8 +62,8 @@ ACTORS = ("ShardActor", "EngineActor", "RayTrainWorker")
 class Nodes:
     """A head and two other nodes, in whose places new ones come."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.cluster, self.folder = cluster, folder
+    def __init__(self, cluster: Cluster, folder: Path, **variables: str) -> None:
+        self.cluster, self.folder, self.variables = cluster, folder, variables
         self.started = 0
         self.others: list[tuple[ExitStack, subprocess.Popen[bytes]]] = []
         for _ in range(2):
@@ -75,7 +75,8 @@ class Nodes:
         stack = ExitStack()
         out = self.folder / f"node-{self.started}.out"
         try:
-            self.others.append((stack, stack.enter_context(another_node(self.cluster, out))))
+            node = stack.enter_context(another_node(self.cluster, out, **self.variables))
+            self.others.append((stack, node))
         except AssertionError:
             if tries == 1:
                 raise

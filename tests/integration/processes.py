@@ -180,9 +180,12 @@ def ray_cluster(
 
 
 @contextmanager
-def another_node(cluster: Cluster, out: Path) -> Iterator[subprocess.Popen[bytes]]:
+def another_node(
+    cluster: Cluster, out: Path, **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Of three CPUs."""
-    with ray_node(out, {"address": cluster.address, "num-cpus": 3}) as node:
+    options = {"address": cluster.address, "num-cpus": 3}
+    with ray_node(out, options, **variables) as node:
         yield node
 
 
