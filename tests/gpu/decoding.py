@@ -3,6 +3,9 @@ of Llama 3.2 1B (1.5 billion parameters, its embeddings not tied)."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +25,12 @@ from tests.engines.tiny_model import make_model
 Row = dict[str, Any]
 
 DTYPES = ("float32", "bfloat16")
+PROBES = (
+    ("invariant", "bfloat16"),
+    ("FlashAttention 3", "bfloat16"),
+    ("ordinary", "bfloat16"),
+    ("invariant", "float32"),
+)
 CHUNKS = (5, 16)
 ONE_BILLION = SHAPES["llama-1b"] | {"context": 512, "spread": 0.05, "dtype": torch.bfloat16}
 TINY = {"context": 256}
@@ -47,6 +56,25 @@ def rows(small: bool) -> Iterator[Row]:
             moved = row_variation(engine, beside)
             engine.close()
             yield {"dtype": dtype, "rows": beside, "logits moved, nats": moved}
+
+
+def probe(small: bool) -> Iterator[Row]:
+    """Make vLLM's start-up test with each kind of kernels: how far a row's logits move with the
+    rows of its pass, and with prompts that are computed meanwhile."""
+    with random_model(small, 512 if small else 49_152) as folder:
+        for kernels, dtype in PROBES[-1:] if small else PROBES:
+            yield probed(folder, dtype, kernels)
+
+
+def probed(folder: str, dtype: str, kernels: str) -> Row:
+    """Return what `row_driver.py` prints."""
+    script = Path(__file__).with_name("row_driver.py")
+    command = [sys.executable, str(script), folder, dtype, kernels]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise RuntimeError(f"{kernels}, {dtype}: {done.stderr.strip()[-200:]}")
+    [found] = [json.loads(line) for line in done.stdout.splitlines() if line[:9] == '{"dtype":']
+    return dict(found)
 
 
 def chunks(small: bool) -> Iterator[Row]:

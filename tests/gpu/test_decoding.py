@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from dpray.engines.transformers import TransformersEngine
 from tests.conftest import ROOT
 from tests.engines.tensor_parallel import SIZES, tokens_of_two_ranks
 from tests.engines.test_conformance import decode, make_group
+from tests.gpu.decoding import probed
 
 LARGEST = {"float32": 0.05, "bfloat16": 1.0}
 """With kernels that depend on the batch, rounding moves a small model's logits by less, in nats."""
@@ -49,17 +49,6 @@ def test_every_device_draws_the_hosts_tokens(device: str, model_folder: str) -> 
     assert tokens(device, 5) == tokens("cpu", 256)
 
 
-def variation(model: str, dtype: str, kernels: str) -> tuple[float, bool]:
-    """Return how far vLLM's rows move, and whether its kernels are invariant to the batch."""
-    script = Path(__file__).with_name("row_driver.py")
-    command = [sys.executable, str(script), model, dtype, kernels]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("variation ")]
-    _, found, invariant = line.split()
-    return float(found), invariant == "1"
-
-
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu", "vllm")
@@ -70,9 +59,10 @@ def test_rows_of_vllm_do_not_see_each_other(
 ) -> None:
     if kernels == "invariant" and torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("no batch-invariant kernels for this GPU")
-    found, invariant = variation(model_folder, dtype, kernels)
-    show(f"rows move by {found:.2g} nats, {dtype}, {kernels} kernels")
-    assert invariant == (kernels == "invariant")
+    row = probed(model_folder, dtype, kernels)
+    found, invariant = row["logits moved, nats"], kernels == "invariant"
+    show(f"rows move by {found:.2g} nats, {dtype}, {kernels} kernels, {row['attention']}")
+    assert row["invariant"] == invariant
     assert found == 0.0 if invariant else found < LARGEST[dtype]
 
 
