@@ -230,10 +230,12 @@ class Placement:
         self.give_back()
         self.give_back_shards()
 
-    def make_room(self) -> None:
+    def make_room(self, for_shards: bool = False) -> None:
         """See to it that a machine has a CPU outside all groups: tasks begin now. Give the place
         back for that; but if an engine is kept there, and the cluster grows, first wait for a
-        machine that comes."""
+        machine that comes. An engine is not kept if the tasks read `for_shards` in its place."""
+        if for_shards:
+            self._give_way()
         if self._group is None:
             return
         left = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in _nodes()}
@@ -276,6 +278,11 @@ class Placement:
             return None
         return kept
 
+    def _give_way(self) -> None:
+        """End the kept actor if a shard has its place."""
+        if len(self._needs.actors) == 1:
+            self._end_kept()
+
     def _end_kept(self) -> None:
         kept, self._kept = self._kept, None
         if kept is not None:
@@ -283,8 +290,7 @@ class Placement:
 
     def shard(self) -> Place | None:
         """Return the place of a shard; waits for it."""
-        if len(self._needs.actors) == 1:
-            self._end_kept()
+        self._give_way()
         self.hold()
         return self._place(len(self._needs.actors) - 1)
 

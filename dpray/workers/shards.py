@@ -230,7 +230,7 @@ class ShardActor:
 
 def _blocks(config: Config) -> list[object]:
     """Return references to blocks of rows."""
-    run_placement().make_room()
+    run_placement().make_room(for_shards=True)
     with own_errors():
         rows = ray_rows(config, partial(record_rows, data=config.data))
         if config.runtime.actors > 1:

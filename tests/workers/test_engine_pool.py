@@ -192,10 +192,12 @@ def tried(config: Callable[..., Config], tmp_path: Path) -> Iterator[Config]:
     [
         (lambda kept: None, 2),
         (lambda kept: lose(kept), 3),
+        (lambda kept: run_placement().make_room(), 2),
+        (lambda kept: run_placement().make_room(for_shards=True), 3),
         (lambda kept: run_placement().shard(), 3),
         (lambda kept: run_placement().give_back(), 3),
     ],
-    ids=["nothing", "it is lost", "a shard takes its place", "tasks need its place"],
+    ids=["nothing", "lost", "reading", "reading for shards", "a shard", "its place is needed"],
 )
 def test_the_actor_that_tried_the_engine_is_the_first_of_the_pool_if_it_is_there(
     tried: Config, tmp_path: Path, event: Callable[[Any], object], engines: int
