@@ -27,7 +27,13 @@ from dpray.engines.base import (
 )
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 from dpray.workers.cluster import never_repeated
-from dpray.workers.engine import LoadError, build_engine, try_to_load, with_absolute_model
+from dpray.workers.engine import (
+    LoadError,
+    build_engine,
+    has_stages,
+    try_to_load,
+    with_absolute_model,
+)
 from dpray.workers.placement import run_placement
 from dpray.workers.pool import ActorPool, RayActors, RepeatPublic, Work
 from dpray.workers.pool_actor import Emit, Pieces, PoolActor
@@ -90,12 +96,13 @@ class EnginePool:
         self, config: Config, build: Callable[[EngineConfig], TextGenerator] = build_engine
     ) -> None:
         runtime = config.runtime
-        self._size = runtime.actors
+        places = run_placement().engines(runtime.actors)
+        self._size = len(places) if has_stages(config) else runtime.actors
         self._policy = RepeatPublic(runtime.max_attempts)
         actor = never_repeated(EngineActor, config, runtime.gpus_per_actor or 0.0)
         make = partial(EngineWorker, partial(build, with_absolute_model(config.engine)))
         # All results that are there: the actor waits for no others.
-        actors = RayActors(actor, make, CHUNK, 0.0, places=run_placement().engines())
+        actors = RayActors(actor, make, CHUNK, 0.0, places=places)
         self._pool = ActorPool(actors, self._policy, self._size, runtime.wait, keeps_actors=True)
 
     def generate(

@@ -24,6 +24,7 @@ import ray
 from dpray.config.config import Config
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.cluster import never_repeated
+from dpray.workers.engine import has_stages
 from dpray.workers.failures import own_errors
 from dpray.workers.placement import run_placement
 from dpray.workers.pool import ActorPool, OnLoss, RayActors, RepeatPrivate, Work
@@ -231,8 +232,10 @@ def group_pool(
     # Sent once, however many actors there are: it may hold a whole plan.
     shared = ray.put(partial(SliceWorker, make_worker, task_size))
     policy = RepeatPrivate(runtime.max_attempts)
-    actors = RayActors(actor, shared, task_size, places=run_placement().engines())
-    return ActorPool(actors, policy, runtime.actors, runtime.wait, on_loss=on_loss)
+    places = run_placement().engines(runtime.actors)
+    size = len(places) if has_stages(config) else runtime.actors
+    actors = RayActors(actor, shared, task_size, places=places)
+    return ActorPool(actors, policy, size, runtime.wait, on_loss=on_loss)
 
 
 def cut_blocks(blocks: list[object], count: int) -> Iterator[Work]:

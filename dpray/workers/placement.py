@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
 from dpray.extras import Late
 from dpray.types import InputError, OnProgress, Progress, Resumable
-from dpray.workers.engine import gpus_of_rank, may_grow
+from dpray.workers.engine import gpus_of_rank, has_stages, may_grow
 
 if TYPE_CHECKING:
     import ray
@@ -46,13 +46,22 @@ MACHINE_COMES = 300.0
 """Seconds after the last machine in which a cluster that grows has started the next one."""
 
 
+GPU_OF_DRIVER = 0.01
+"""The share of its first GPU that the actor of an engine with stages has, so that it sees one. The
+actors of vLLM have the rest (`dpray.engines.vllm.model.OF_GPU`), and all of the others."""
+
+
 @dataclass(frozen=True)
 class Needs:
     """The least that a run needs at a time, in public numbers: the `actors`, of which the first one
-    has the engine and the last one a shard, and the further `ranks` of a training."""
+    has the engine and the last one a shard, and the further `ranks` of a training. An engine of
+    several stages has the first `engine` bundles, one for each GPU, and the `stage` bundles of each
+    of its stages are on one machine."""
 
     actors: tuple[Bundle, ...]
     ranks: tuple[Bundle, ...] = ()
+    engine: int = 1
+    stage: int = 1
 
     def __str__(self) -> str:
         return in_words([*self.actors, *self.ranks]) if self.actors else ""
@@ -64,16 +73,27 @@ def needs(config: Config) -> Needs:
     runtime, names = config.runtime, config.method_names
     cpus, gpus = runtime.cpus_per_actor, runtime.gpus_per_actor or 0.0
     memory = memory_of(runtime)
+    bundles, stage = 1, 1
+    if has_stages(config):
+        bundles, stage = int(gpus), config.engine.tensor_parallel_size
+    of_bundle = gpus / bundles
     if "aug_pe" in names and config.engine.is_local:
         # Both are there all the time, and take turns.
-        return Needs(_bundles(memory, (cpus / 2, gpus), (cpus / 2, 0.0)))
+        both = [(cpus / 2, of_bundle)] * bundles + [(cpus / 2, 0.0)]
+        return Needs(_bundles(memory, *both), (), bundles, stage)
+    whole = _bundles(memory, (cpus, of_bundle)) * bundles
     if "dp_sgd" in names:
         # A rank has one GPU. The engine, which comes later, may have those of several ranks.
-        others = runtime.actors - max(1, int(gpus))
-        ranks = _bundles(memory, (cpus, gpus_of_rank(gpus))) * others
-        return Needs(_bundles(memory, (cpus, gpus)), ranks)
+        others = runtime.ranks[0] - max(1, int(gpus))
+        return Needs(whole, rank_bundle(runtime) * others, bundles, stage)
     uses_gpus = config.engine.is_local or "aug_pe" in names
-    return Needs(_bundles(memory, (cpus, gpus if uses_gpus else 0.0)))
+    return Needs(whole if uses_gpus else _bundles(memory, (cpus, 0.0)), (), bundles, stage)
+
+
+def rank_bundle(runtime: RuntimeConfig) -> tuple[Bundle, ...]:
+    """Return the bundle of a rank of a training, if it needs one."""
+    gpus = gpus_of_rank(runtime.gpus_per_actor or 0.0)
+    return _bundles(memory_of(runtime), (runtime.cpus_per_actor, gpus))
 
 
 def memory_of(runtime: RuntimeConfig) -> float:
@@ -145,21 +165,26 @@ class Place:
     bundle: int
     cpus: float
     memory: float
+    gpus: float | None = None
+    """None: those that the actor would have anywhere else."""
 
     def options(self, cpus: float) -> dict[str, object]:
         """Return Ray's options of an actor that would have so many CPUs anywhere else."""
         strategy = scheduling_strategies.PlacementGroupSchedulingStrategy(self.group, self.bundle)
         cpus = min(cpus, self.cpus)
-        return {"num_cpus": cpus, "memory": self.memory, "scheduling_strategy": strategy}
+        options = {"num_cpus": cpus, "memory": self.memory, "scheduling_strategy": strategy}
+        return options | ({} if self.gpus is None else {"num_gpus": self.gpus})
 
 
 class Placement:
-    """The group of one run, and the bundles of its further shards."""
+    """The group of one run, and those of its further shards and of its further engines with
+    stages."""
 
     def __init__(self, needs: Needs, wait: float, on_progress: OnProgress) -> None:
         self._needs, self._wait, self._on_progress = needs, wait, on_progress
         self._group: PlacementGroup | None = None
         self._more: list[PlacementGroup] = []
+        self._engines: list[PlacementGroup] = []
 
     def check(self) -> None:
         """Raise InputError if the cluster, whole and empty, has no room for the run and cannot
@@ -185,16 +210,30 @@ class Placement:
             self._group = _new_group(bundles)
         deadline = monotonic() + self._wait
         # Ray places a group that lost a machine again.
-        while not self._group.wait(1):
+        while not (placed := self._group.wait(1)) or not self._is_whole(self._group):
+            waits = self._waits_for(bundles)
+            if placed:
+                waits = f"waits for {self._needs.stage} GPUs of one machine for each engine stage"
+                self.give_back()
+                sleep(1)
+                self._group = _new_group(bundles)
             if monotonic() < deadline:
-                self._on_progress(Progress("waiting for room", detail=self._waits_for(bundles)))
+                self._on_progress(Progress("waiting for room", detail=waits))
                 continue
-            waited = self._waits_for(bundles)
             self.give_back()
             raise Resumable(
-                f"the cluster has no room: the run {waited}, and did so for {self._wait:g} s "
+                f"the cluster has no room: the run {waits}, and did so for {self._wait:g} s "
                 "(runtime.wait); make room, or wait longer"
             )
+
+    def _is_whole(self, group: PlacementGroup) -> bool:
+        """Return whether each stage of the engine has its GPUs on one machine: Ray packs bundles as
+        it can. vLLM numbers them machine by machine."""
+        if self._needs.stage == 1:
+            return True
+        nodes = _groups()[group.id.hex()]["bundles_to_node_id"]
+        of_node = Counter(nodes[number] for number in range(self._needs.engine))
+        return all(count % self._needs.stage == 0 for count in of_node.values())
 
     def _waits_for(self, bundles: Sequence[Bundle]) -> str:
         return f"waits for {missing(bundles, _free())} of {in_words(bundles)}"
@@ -207,7 +246,7 @@ class Placement:
     def leave(self, place: Place) -> bool:
         """Give the run's place back if it is this one and no other actor is in it; return whether
         it was."""
-        is_whole = place.group == self._group and len(self._needs.actors) == 1
+        is_whole = place.group == self._group and len(self._needs.actors) == self._needs.engine
         if is_whole:
             self.give_back()
         return is_whole
@@ -215,6 +254,7 @@ class Placement:
     def close(self) -> None:
         self.give_back()
         self.give_back_shards()
+        _remove(self._engines)
 
     def make_room(self) -> None:
         """Give the place back if no machine has a CPU outside all groups: tasks begin now."""
@@ -245,13 +285,23 @@ class Placement:
         if self._group is None:
             return None
         bundle = self._needs.actors[number]
-        return Place(self._group, number, bundle.get("CPU", 0.0), bundle.get("memory", 0.0))
+        gpus = GPU_OF_DRIVER if number < self._needs.engine > 1 else None
+        return Place(self._group, number, bundle.get("CPU", 0.0), bundle.get("memory", 0.0), gpus)
 
-    def engines(self) -> list[Place]:
-        """Return the places of actors with the engine; waits for the first one."""
+    def engines(self, most: int) -> list[Place]:
+        """Return the places of at most `most` actors with the engine; waits for the first one. The
+        engines without one are actors that Ray starts anywhere. An engine with stages needs a
+        place: of these the cluster's are all."""
         first = self.engine()
         if first is None:
             return []
+        if (bundles := self._needs.engine) > 1:
+            _remove(self._engines)
+            asked = [_new_group(self._needs.actors[:bundles]) for _ in range(most - 1)]
+            placed = _placed(asked, self._wait)
+            self._engines = [group for group in placed if self._is_whole(group)]
+            _remove([group for group in placed if group not in self._engines])
+            return [first, *(replace(first, group=group) for group in self._engines)]
         others = self._more if self._in_pairs else []
         return [first, *(Place(group, 1, first.cpus, first.memory) for group in others)]
 
@@ -274,6 +324,18 @@ class Placement:
             bundles = (*bundles, self._needs.actors[0])
         self._more = _placed([_new_group(bundles) for _ in range(most - 1)], self._wait)
         return [first, *(Place(group, 0, cpus, memory) for group in self._more)]
+
+    def ranks(self, runtime: RuntimeConfig) -> int:
+        """Return how many ranks a training begins with, as many as the cluster has room for now;
+        waits for the fewest. Gives the place back: Ray Train makes a group of its own."""
+        least, most = runtime.ranks
+        if least < most and (bundle := rank_bundle(runtime)):
+            self.hold(and_ranks=True)
+            more = _placed([_new_group(bundle) for _ in range(most - least)], self._wait)
+            _remove(more)
+            most = least + len(more)
+        self.give_back()
+        return most
 
     def give_back_shards(self) -> None:
         """Leave the places of all shards but the first one to others."""
