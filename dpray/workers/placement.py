@@ -46,6 +46,9 @@ MACHINE_COMES = 300.0
 """Seconds after the last machine in which a cluster that grows has started the next one."""
 
 
+NODE_ID = "ray.io/node-id"
+"""Every node has this label."""
+
 GPU_OF_DRIVER = 0.01
 """The share of its first GPU that the actor of an engine with stages has, so that it sees one. The
 actors of vLLM have the rest (`dpray.engines.vllm.model.OF_GPU`), and all of the others."""
@@ -183,6 +186,8 @@ class Placement:
     def __init__(self, needs: Needs, wait: float, on_progress: OnProgress) -> None:
         self._needs, self._wait, self._on_progress = needs, wait, on_progress
         self._group: PlacementGroup | None = None
+        self._whole: PlacementGroup | None = None
+        """The group with a bundle for each stage, until it is placed and split."""
         self._more: list[PlacementGroup] = []
         self._engines: list[PlacementGroup] = []
 
@@ -206,42 +211,58 @@ class Placement:
         bundles = [*self._needs.actors, *(self._needs.ranks if and_ranks else ())]
         if not bundles:
             return
-        if self._group is None:
-            self._group = _new_group(bundles)
         deadline = monotonic() + self._wait
         # Ray places a group that lost a machine again.
-        while not (placed := self._group.wait(1)) or not self._is_whole(self._group):
-            waits = self._waits_for(bundles)
-            if placed:
-                waits = f"waits for {self._needs.stage} GPUs of one machine for each engine stage"
-                self.give_back()
-                sleep(1)
-                self._group = _new_group(bundles)
+        while not self._has_place(bundles):
             if monotonic() < deadline:
-                self._on_progress(Progress("waiting for room", detail=waits))
+                self._on_progress(Progress("waiting for room", detail=self._waits_for(bundles)))
                 continue
+            waited = self._waits_for(bundles)
             self.give_back()
             raise Resumable(
-                f"the cluster has no room: the run {waits}, and did so for {self._wait:g} s "
+                f"the cluster has no room: the run {waited}, and did so for {self._wait:g} s "
                 "(runtime.wait); make room, or wait longer"
             )
 
-    def _is_whole(self, group: PlacementGroup) -> bool:
-        """Return whether each stage of the engine has its GPUs on one machine: Ray packs bundles as
-        it can. vLLM numbers them machine by machine."""
+    def _has_place(self, bundles: Sequence[Bundle]) -> bool:
+        """Wait a second for the run's group, and return whether it is placed."""
         if self._needs.stage == 1:
-            return True
-        nodes = _groups()[group.id.hex()]["bundles_to_node_id"]
-        of_node = Counter(nodes[number] for number in range(self._needs.engine))
-        return all(count % self._needs.stage == 0 for count in of_node.values())
+            self._group = self._group or _new_group(bundles)
+            return bool(self._group.wait(1))
+        if self._group is None:
+            whole = self._whole or _new_group(self._in_stages(bundles))
+            self._whole = None if whole.wait(1) else whole
+            if self._whole is None:
+                self._group = self._split(whole, bundles)
+        if self._group is None or self._group.wait(SETTLED):
+            return self._group is not None
+        self.give_back()  # others took the machines, or one is lost
+        return False
+
+    def _in_stages(self, bundles: Sequence[Bundle]) -> list[Bundle]:
+        """Return the bundles with those of each stage of the engine in one: Ray would pack those of
+        one GPU as it can, and a stage is on one machine."""
+        engine, stage = self._needs.engine, self._needs.stage
+        first = {name: amount * stage for name, amount in bundles[0].items()}
+        return [first] * (engine // stage) + [*bundles[engine:]]
+
+    def _split(self, whole: PlacementGroup, bundles: Sequence[Bundle]) -> PlacementGroup:
+        """Return a group with a bundle for each GPU, as vLLM wants it, in the place of `whole`."""
+        engine, stage = self._needs.engine, self._needs.stage
+        nodes = _groups()[whole.id.hex()]["bundles_to_node_id"]
+        machines = [{NODE_ID: nodes[number // stage]} for number in range(engine)]
+        others: list[dict[str, str]] = [{}] * (len(bundles) - engine)
+        group = _new_group(bundles, [*machines, *others])
+        _remove([whole])
+        return group
 
     def _waits_for(self, bundles: Sequence[Bundle]) -> str:
         return f"waits for {missing(bundles, _free())} of {in_words(bundles)}"
 
     def give_back(self) -> None:
         """Leave the place to others; what is in it ends."""
-        group, self._group = self._group, None
-        _remove([] if group is None else [group])
+        _remove(group for group in (self._group, self._whole) if group is not None)
+        self._group = self._whole = None
 
     def leave(self, place: Place) -> bool:
         """Give the run's place back if it is this one and no other actor is in it; return whether
@@ -297,10 +318,11 @@ class Placement:
             return []
         if (bundles := self._needs.engine) > 1:
             _remove(self._engines)
-            asked = [_new_group(self._needs.actors[:bundles]) for _ in range(most - 1)]
-            placed = _placed(asked, self._wait)
-            self._engines = [group for group in placed if self._is_whole(group)]
-            _remove([group for group in placed if group not in self._engines])
+            of_engine = self._needs.actors[:bundles]
+            stages = self._in_stages(of_engine)
+            asked = [_new_group(stages) for _ in range(most - 1)]
+            split = [self._split(group, of_engine) for group in _placed(asked, self._wait)]
+            self._engines = _placed(split, self._wait)
             return [first, *(replace(first, group=group) for group in self._engines)]
         others = self._more if self._in_pairs else []
         return [first, *(Place(group, 1, first.cpus, first.memory) for group in others)]
@@ -362,10 +384,13 @@ def _placed(groups: list[PlacementGroup], most: float) -> list[PlacementGroup]:
     return placed
 
 
-def _new_group(bundles: Sequence[Bundle]) -> PlacementGroup:
-    """Ask for a group, which ends with this program."""
-    asked = [dict(bundle) for bundle in bundles]
-    group: PlacementGroup = placement_group.placement_group(asked, strategy="PACK")
+def _new_group(bundles: Sequence[Bundle], labels: Sequence[dict[str, str]] = ()) -> PlacementGroup:
+    """Ask for a group, which ends with this program, on nodes with these labels, one of each
+    bundle."""
+    asked, selector = [dict(bundle) for bundle in bundles], [*labels] or None
+    group: PlacementGroup = placement_group.placement_group(
+        asked, strategy="PACK", bundle_label_selector=selector
+    )
     return group
 
 
