@@ -100,7 +100,8 @@ class Config(Section):
                     f"runtime.gpus_per_actor: {gpus:g}: the ranks of a training cannot share a GPU"
                 )
         elif gpus != engine.gpus:
-            wanted = "engine.tensor_parallel_size" if engine.kind == "vllm" else "transformers"
+            sizes = "engine.tensor_parallel_size times engine.pipeline_parallel_size"
+            wanted = sizes if engine.kind == "vllm" else "transformers"
             raise ValueError(
                 f"runtime.gpus_per_actor: {gpus:g} is not the number of GPUs that the engine uses, "
                 f"{engine.gpus} ({wanted})"

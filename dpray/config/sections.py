@@ -185,7 +185,14 @@ class EngineConfig(Section):
     max_num_batched_tokens: Count | None = Field(
         None, description="most tokens in one step of vLLM; null: chosen by the engine"
     )
-    tensor_parallel_size: Count = Field(1, description="GPUs that vLLM splits the model over")
+    tensor_parallel_size: Count = Field(
+        1, description="GPUs of one machine that vLLM splits each layer over"
+    )
+    pipeline_parallel_size: Count = Field(
+        1,
+        description="groups of so many GPUs, on one machine or several, that vLLM splits the "
+        "model's layers over",
+    )
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     gpu_memory_gib: Positive | None = Field(
         None,
@@ -213,7 +220,7 @@ class EngineConfig(Section):
     @property
     def gpus(self) -> int:
         """Return the GPUs of one copy of the model, which transformers does not split."""
-        return self.tensor_parallel_size if self.kind == "vllm" else 1
+        return self.tensor_parallel_size * self.pipeline_parallel_size if self.kind == "vllm" else 1
 
     @field_validator("base_url")
     @classmethod
@@ -248,11 +255,17 @@ class RuntimeConfig(Section):
         None, description="null: RAY_ADDRESS or a local Ray; 'none': this process, without Ray"
     )
     actors: Count = Field(1, description="the most actors of a kind; the ranks of a training")
+    min_ranks: Count | None = Field(
+        None,
+        description="the fewest ranks that a start of a training takes where there is no room for "
+        "all; null: runtime.actors",
+    )
     cpus_per_actor: NotNegative = 1.0
     gpus_per_actor: NotNegative | None = Field(
         None,
-        description="null: engine.tensor_parallel_size for vllm and transformers if the Ray "
-        "cluster has GPUs, else 0; 0: on the CPU, even if the machine has GPUs",
+        description="null: engine.tensor_parallel_size times engine.pipeline_parallel_size for "
+        "vllm, 1 for transformers, if the Ray cluster has GPUs, else 0; 0: on the CPU, even if the "
+        "machine has GPUs",
     )
     memory_per_actor: NotNegative | None = Field(
         None,
@@ -275,6 +288,11 @@ class RuntimeConfig(Section):
         description="seconds that a run waits for room on the Ray cluster, before it is charged "
         "and when it lost its place; then the command ends with exit code 4",
     )
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """Return the fewest and the most ranks of a training."""
+        return min(self.min_ranks or self.actors, self.actors), self.actors
 
     @property
     def uses_ray(self) -> bool:

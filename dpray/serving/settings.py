@@ -157,6 +157,8 @@ class ServeFile(Section):
         if self.engine is not None and self.serve.llm is not None:
             if self.engine.kind != "vllm":
                 raise ValueError("engine.kind: only vllm serves a language model")
+            if self.engine.pipeline_parallel_size > 1:
+                raise ValueError("engine.pipeline_parallel_size: a served model has one stage")
             split, gpus = self.engine.tensor_parallel_size, self.serve.llm.gpus_per_replica
             if split > 1 and gpus != split:
                 raise ValueError(

@@ -16,8 +16,10 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
+from dpray.engines.vllm.model import ENVIRONMENT, IN_PROCESS, OF_GPU
 from dpray.io.file_list import READERS, file_digest, file_digests, list_files, total_size
 from dpray.types import InputError, Resumable
+from dpray.workers.engine import has_stages
 from dpray.workers.failures import own_errors
 from dpray.workers.memory import Role, reserved
 from dpray.workers.placement import Place
@@ -204,13 +206,15 @@ class NeverRepeated:
         """Start an actor in this place, or where Ray likes."""
         anywhere = {"num_cpus": self._cpus, "memory": self._memory}
         where = anywhere if place is None else place.options(self._cpus)
-        return self._class.options(**self._options, **where).remote(*arguments)
+        return self._class.options(**(self._options | where)).remote(*arguments)
 
 
 def never_repeated(actor: type, config: Config, gpus: float, role: Role) -> NeverRepeated:
     """Return the remote class of actors with `runtime.cpus_per_actor` CPUs, `gpus` GPUs and the
     memory of their role."""
-    environment = None
+    environment: dict[str, object] | None = None
+    if gpus and has_stages(config):  # vLLM's own actors inherit it, before they import anything
+        environment = {"env_vars": ENVIRONMENT | IN_PROCESS | OF_GPU}
     if not gpus and THREADS not in os.environ:
         cores = [node["Resources"].get("CPU", 1.0) for node in ray.nodes() if node["Alive"]]
         environment = {"env_vars": {THREADS: str(threads(config.runtime, cores))}}

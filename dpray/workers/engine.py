@@ -80,6 +80,8 @@ def build_engine(
     if config.kind == "vllm":
         from dpray.engines.vllm.engine import VllmEngine
 
+        in_actor = ray.is_initialized() and bool(ray.get_gpu_ids())
+
         private = public_alone is not None
         return VllmEngine(
             config,
@@ -87,6 +89,7 @@ def build_engine(
             public_alone=bool(public_alone),
             group=group,
             tried=tried,
+            on_ray=config.pipeline_parallel_size > 1 and in_actor,
         )
     from dpray.engines.transformers import TransformersEngine
 
@@ -183,12 +186,22 @@ def gpus_of_rank(gpus: float) -> float:
     return min(1.0, gpus)
 
 
+def has_stages(config: Config) -> bool:
+    """Return whether the engine's actors are several: vLLM starts one for each GPU."""
+    engine = config.engine
+    several = engine.kind == "vllm" and engine.pipeline_parallel_size > 1
+    return several and bool(config.runtime.gpus_per_actor)
+
+
 def _needed(config: Config, gpus: float) -> list[tuple[int, float]]:
-    """List how many actors the run cannot do without, and the GPUs of each."""
-    runtime = config.runtime
+    """List how many actors the run cannot do without, and the GPUs of each, which are on one
+    machine."""
+    runtime, engine = config.runtime, config.engine
+    stages = engine.pipeline_parallel_size if engine.kind == "vllm" else 1
     if "dp_sgd" in config.method_names:
-        return [(runtime.actors, gpus_of_rank(gpus)), (1, gpus)]
-    return [(1, gpus)] if config.engine.is_local or "aug_pe" in config.method_names else []
+        return [(runtime.ranks[0], gpus_of_rank(gpus)), (stages, gpus / stages)]
+    needs_gpus = engine.is_local or "aug_pe" in config.method_names
+    return [(stages, gpus / stages)] if needs_gpus else []
 
 
 def hide_other_gpus() -> None:

@@ -28,7 +28,13 @@ from dpray.engines.base import (
 from dpray.engines.rates import Rates, rates_of
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
 from dpray.workers.cluster import NeverRepeated, never_repeated
-from dpray.workers.engine import LoadError, build_engine, try_to_load, with_absolute_model
+from dpray.workers.engine import (
+    LoadError,
+    build_engine,
+    has_stages,
+    try_to_load,
+    with_absolute_model,
+)
 from dpray.workers.memory import Role
 from dpray.workers.placement import run_placement
 from dpray.workers.pool import ActorPool, RayActors, RepeatPublic, Work
@@ -82,13 +88,16 @@ class EngineActor(PoolActor):
         return rates_of(self._engine)
 
 
-def engine_actors(config: Config, load: Callable[[], Any], *arguments: object) -> RayActors:
+def engine_actors(
+    config: Config, load: Callable[[], Any], *arguments: object
+) -> tuple[RayActors, int]:
     """Return the actors of a pool that `load` engines, each with `runtime.cpus_per_actor` CPUs and
-    `runtime.gpus_per_actor` GPUs. Waits for the place of the first one, which is the actor that
-    tried the engine if the run has it still."""
-    placement = run_placement()
-    places, kept = placement.engines(), placement.take_kept()
-    return RayActors(_engine_actor(config), load, *arguments, places=places, kept=kept)
+    `runtime.gpus_per_actor` GPUs, and how many there may be. Waits for the place of the first one,
+    which is the actor that tried the engine if the run has it still."""
+    placement, most = run_placement(), config.runtime.actors
+    places, kept = placement.engines(most), placement.take_kept()
+    size = len(places) if has_stages(config) else most
+    return RayActors(_engine_actor(config), load, *arguments, places=places, kept=kept), size
 
 
 def _engine_actor(config: Config) -> NeverRepeated:
@@ -107,11 +116,10 @@ class EnginePool:
         self, config: Config, build: Callable[[EngineConfig], TextGenerator] = build_engine
     ) -> None:
         runtime = config.runtime
-        self._size = runtime.actors
         self._policy = RepeatPublic(runtime.max_attempts)
         load = partial(build, with_absolute_model(config.engine))
         # All results that are there: the actor waits for no others.
-        actors = engine_actors(config, load, EngineWorker, CHUNK, 0.0)
+        actors, self._size = engine_actors(config, load, EngineWorker, CHUNK, 0.0)
         self._pool = ActorPool(actors, self._policy, self._size, runtime.wait, keeps_actors=True)
 
     def generate(

@@ -236,8 +236,8 @@ def group_pool(
     # Sent once, however many actors there are: it may hold a whole plan.
     shared = ray.put(partial(SliceWorker, make_worker, task_size))
     policy = RepeatPrivate(runtime.max_attempts)
-    actors = engine_actors(config, load, shared, task_size)
-    return ActorPool(actors, policy, runtime.actors, runtime.wait, on_loss=on_loss)
+    actors, size = engine_actors(config, load, shared, task_size)
+    return ActorPool(actors, policy, size, runtime.wait, on_loss=on_loss)
 
 
 def cut_blocks(blocks: list[object], count: int) -> Iterator[Work]:

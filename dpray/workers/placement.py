@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from dpray.config.config import Config
 from dpray.engines.kv_cache import GIB
 from dpray.extras import Late
 from dpray.types import InputError, OnProgress, Progress, Resumable
-from dpray.workers.engine import gpus_of_rank, may_grow
+from dpray.workers.engine import gpus_of_rank, has_stages, may_grow
 from dpray.workers.memory import Role, reserved
 
 if TYPE_CHECKING:
@@ -45,13 +45,25 @@ MACHINE_COMES = 300.0
 """Seconds after the last machine in which a cluster that grows has started the next one."""
 
 
+NODE_ID = "ray.io/node-id"
+"""Every node has this label."""
+
+GPU_OF_DRIVER = 0.01
+"""The share of its first GPU that the actor of an engine with stages has, so that it sees one. The
+actors of vLLM have the rest (`dpray.engines.vllm.model.OF_GPU`), and all of the others."""
+
+
 @dataclass(frozen=True)
 class Needs:
     """The least that a run needs at a time, in public numbers: the `actors`, of which the first one
-    has the engine and the last one a shard, and the further `ranks` of a training."""
+    has the engine and the last one a shard, and the further `ranks` of a training. An engine of
+    several stages has the first `engine` bundles, one for each GPU, and the `stage` bundles of each
+    of its stages are on one machine."""
 
     actors: tuple[Bundle, ...]
     ranks: tuple[Bundle, ...] = ()
+    engine: int = 1
+    stage: int = 1
 
     def __str__(self) -> str:
         return in_words([*self.actors, *self.ranks]) if self.actors else ""
@@ -64,23 +76,36 @@ def needs(config: Config) -> Needs:
     cpus, gpus = runtime.cpus_per_actor, runtime.gpus_per_actor or 0.0
     shard = Role.VOTER if names & {"aug_pe", "topics"} else Role.COUNTER
     memory = max(reserved(config, role) for role in _roles(config, shard))
+    bundles, stage = 1, 1
+    if has_stages(config):
+        bundles, stage = int(gpus), config.engine.tensor_parallel_size
+    of_bundle = gpus / bundles
     if "aug_pe" in names and config.engine.is_local:
         # Both are there all the time, and take turns.
         engine, voter = reserved(config, Role.ENGINE), reserved(config, shard)
-        return Needs(_bundles((cpus / 2, gpus, engine), (cpus / 2, 0.0, voter)))
+        both = [(cpus / 2, of_bundle, engine)] * bundles + [(cpus / 2, 0.0, voter)]
+        return Needs(_bundles(*both), (), bundles, stage)
+    whole = _bundles((cpus, of_bundle, memory)) * bundles
     if "dp_sgd" in names:
         # A rank has one GPU. The engine, which comes later, may have those of several ranks.
-        others = runtime.actors - max(1, int(gpus))
-        ranks = _bundles((cpus, gpus_of_rank(gpus), reserved(config, Role.RANK))) * others
-        return Needs(_bundles((cpus, gpus, memory)), ranks)
+        others = runtime.ranks[0] - max(1, int(gpus))
+        return Needs(whole, rank_bundle(config) * others, bundles, stage)
     uses_gpus = config.engine.is_local or "aug_pe" in names
-    return Needs(_bundles((cpus, gpus if uses_gpus else 0.0, memory)))
+    return Needs(whole if uses_gpus else _bundles((cpus, 0.0, memory)), (), bundles, stage)
+
+
+def rank_bundle(config: Config) -> tuple[Bundle, ...]:
+    """Return the bundle of a rank of a training, if it needs one."""
+    runtime = config.runtime
+    gpus = gpus_of_rank(runtime.gpus_per_actor or 0.0)
+    return _bundles((runtime.cpus_per_actor, gpus, reserved(config, Role.RANK)))
 
 
 def most_actors(config: Config) -> int:
     """Return the most actors that a run has at a time: `runtime.actors`, or twice as many where
     voters and engines take turns."""
-    return max(1, len(needs(config).actors)) * config.runtime.actors
+    found = needs(config)
+    return max(1, len(found.actors) - found.engine + 1) * config.runtime.actors
 
 
 def _roles(config: Config, shard: Role) -> set[Role]:
@@ -157,22 +182,29 @@ class Place:
     bundle: int
     cpus: float
     memory: float
+    gpus: float | None = None
+    """None: those that the actor would have anywhere else."""
 
     def options(self, cpus: float) -> dict[str, object]:
         """Return Ray's options of an actor that would have so many CPUs anywhere else."""
         strategy = scheduling_strategies.PlacementGroupSchedulingStrategy(self.group, self.bundle)
         cpus = min(cpus, self.cpus)
-        return {"num_cpus": cpus, "memory": self.memory, "scheduling_strategy": strategy}
+        options = {"num_cpus": cpus, "memory": self.memory, "scheduling_strategy": strategy}
+        return options | ({} if self.gpus is None else {"num_gpus": self.gpus})
 
 
 class Placement:
-    """The group of one run, and the bundles of its further shards."""
+    """The group of one run, and those of its further shards and of its further engines with
+    stages."""
 
     def __init__(self, needs: Needs, wait: float, on_progress: OnProgress) -> None:
         self._needs, self._wait, self._on_progress = needs, wait, on_progress
         self._group: PlacementGroup | None = None
+        self._whole: PlacementGroup | None = None
+        """The group with a bundle for each stage, until it is placed and split."""
         self._more: list[PlacementGroup] = []
         self._kept: Any = None
+        self._engines: list[PlacementGroup] = []
 
     def check(self) -> None:
         """Raise InputError if the cluster, whole and empty, has no room for the run and cannot
@@ -194,11 +226,9 @@ class Placement:
         bundles = [*self._needs.actors, *(self._needs.ranks if and_ranks else ())]
         if not bundles:
             return
-        if self._group is None:
-            self._group = _new_group(bundles)
         deadline = monotonic() + self._wait
         # Ray places a group that lost a machine again.
-        while not self._group.wait(1):
+        while not self._has_place(bundles):
             if monotonic() < deadline:
                 self._on_progress(Progress("waiting for room", detail=self._waits_for(bundles)))
                 continue
@@ -209,19 +239,51 @@ class Placement:
                 "(runtime.wait); make room, or wait longer"
             )
 
+    def _has_place(self, bundles: Sequence[Bundle]) -> bool:
+        """Wait a second for the run's group, and return whether it is placed."""
+        if self._needs.stage == 1:
+            self._group = self._group or _new_group(bundles)
+            return bool(self._group.wait(1))
+        if self._group is None:
+            whole = self._whole or _new_group(self._in_stages(bundles))
+            self._whole = None if whole.wait(1) else whole
+            if self._whole is None:
+                self._group = self._split(whole, bundles)
+        if self._group is None or self._group.wait(SETTLED):
+            return self._group is not None
+        self.give_back()  # others took the machines, or one is lost
+        return False
+
+    def _in_stages(self, bundles: Sequence[Bundle]) -> list[Bundle]:
+        """Return the bundles with those of each stage of the engine in one: Ray would pack those of
+        one GPU as it can, and a stage is on one machine."""
+        engine, stage = self._needs.engine, self._needs.stage
+        first = {name: amount * stage for name, amount in bundles[0].items()}
+        return [first] * (engine // stage) + [*bundles[engine:]]
+
+    def _split(self, whole: PlacementGroup, bundles: Sequence[Bundle]) -> PlacementGroup:
+        """Return a group with a bundle for each GPU, as vLLM wants it, in the place of `whole`."""
+        engine, stage = self._needs.engine, self._needs.stage
+        nodes = _groups()[whole.id.hex()]["bundles_to_node_id"]
+        machines = [{NODE_ID: nodes[number // stage]} for number in range(engine)]
+        others: list[dict[str, str]] = [{}] * (len(bundles) - engine)
+        group = _new_group(bundles, [*machines, *others])
+        _remove([whole])
+        return group
+
     def _waits_for(self, bundles: Sequence[Bundle]) -> str:
         return f"waits for {missing(bundles, _free())} of {in_words(bundles)}"
 
     def give_back(self) -> None:
         """Leave the place to others; what is in it ends."""
         self._end_kept()
-        group, self._group = self._group, None
-        _remove([] if group is None else [group])
+        _remove(group for group in (self._group, self._whole) if group is not None)
+        self._group = self._whole = None
 
     def leave(self, place: Place) -> bool:
         """Give the run's place back if it is this one and no other actor is in it; return whether
         it was."""
-        is_whole = place.group == self._group and len(self._needs.actors) == 1
+        is_whole = place.group == self._group and len(self._needs.actors) == self._needs.engine
         if is_whole:
             self.give_back()
         return is_whole
@@ -229,6 +291,7 @@ class Placement:
     def close(self) -> None:
         self.give_back()
         self.give_back_shards()
+        _remove(self._engines)
 
     def make_room(self, for_shards: bool = False) -> None:
         """See to it that a machine has a CPU outside all groups: tasks begin now. Give the place
@@ -280,7 +343,7 @@ class Placement:
 
     def _give_way(self) -> None:
         """End the kept actor if a shard has its place."""
-        if len(self._needs.actors) == 1:
+        if len(self._needs.actors) == self._needs.engine:
             self._end_kept()
 
     def _end_kept(self) -> None:
@@ -298,13 +361,24 @@ class Placement:
         if self._group is None:
             return None
         bundle = self._needs.actors[number]
-        return Place(self._group, number, bundle.get("CPU", 0.0), bundle.get("memory", 0.0))
+        gpus = GPU_OF_DRIVER if number < self._needs.engine > 1 else None
+        return Place(self._group, number, bundle.get("CPU", 0.0), bundle.get("memory", 0.0), gpus)
 
-    def engines(self) -> list[Place]:
-        """Return the places of actors with the engine; waits for the first one."""
+    def engines(self, most: int) -> list[Place]:
+        """Return the places of at most `most` actors with the engine; waits for the first one. The
+        engines without one are actors that Ray starts anywhere. An engine with stages needs a
+        place: of these the cluster's are all."""
         first = self.engine()
         if first is None:
             return []
+        if (bundles := self._needs.engine) > 1:
+            _remove(self._engines)
+            of_engine = self._needs.actors[:bundles]
+            stages = self._in_stages(of_engine)
+            asked = [_new_group(stages) for _ in range(most - 1)]
+            split = [self._split(group, of_engine) for group in _placed(asked, self._wait)]
+            self._engines = _placed(split, self._wait)
+            return [first, *(replace(first, group=group) for group in self._engines)]
         others = self._more if self._in_pairs else []
         return [first, *(Place(group, 1, first.cpus, first.memory) for group in others)]
 
@@ -326,6 +400,18 @@ class Placement:
             bundles = (*bundles, self._needs.actors[0])
         self._more = _placed([_new_group(bundles) for _ in range(most - 1)], self._wait)
         return [first, *(Place(group, 0, cpus, memory) for group in self._more)]
+
+    def ranks(self, config: Config) -> int:
+        """Return how many ranks a training begins with, as many as the cluster has room for now;
+        waits for the fewest. Gives the place back: Ray Train makes a group of its own."""
+        least, most = config.runtime.ranks
+        if least < most and (bundle := rank_bundle(config)):
+            self.hold(and_ranks=True)
+            more = _placed([_new_group(bundle) for _ in range(most - least)], self._wait)
+            _remove(more)
+            most = least + len(more)
+        self.give_back()
+        return most
 
     def give_back_shards(self) -> None:
         """Leave the places of all shards but the first one to others."""
@@ -352,10 +438,13 @@ def _placed(groups: list[PlacementGroup], most: float) -> list[PlacementGroup]:
     return placed
 
 
-def _new_group(bundles: Sequence[Bundle]) -> PlacementGroup:
-    """Ask for a group, which ends with this program."""
-    asked = [dict(bundle) for bundle in bundles]
-    group: PlacementGroup = placement_group.placement_group(asked, strategy="PACK")
+def _new_group(bundles: Sequence[Bundle], labels: Sequence[dict[str, str]] = ()) -> PlacementGroup:
+    """Ask for a group, which ends with this program, on nodes with these labels, one of each
+    bundle."""
+    asked, selector = [dict(bundle) for bundle in bundles], [*labels] or None
+    group: PlacementGroup = placement_group.placement_group(
+        asked, strategy="PACK", bundle_label_selector=selector
+    )
     return group
 
 

@@ -344,11 +344,14 @@ def test_nothing_stays_behind_in_the_workers(vllm_engine: Any) -> None:
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two workers want a core each")
-def test_two_ranks_draw_the_same_token(model_folder: str, transformers_engine: Any) -> None:
-    """Every rank builds the selector and draws; the engine compares what they drew."""
-    found, after_a_death = tokens_of_two_ranks(
-        model_folder, VLLM_CPU_OMP_THREADS_BIND="0|1", OMP_NUM_THREADS="1"
-    )
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+def test_two_ranks_draw_the_same_token(
+    model_folder: str, transformers_engine: Any, tensor: int, pipeline: int
+) -> None:
+    """Every rank of the last stage builds the selector and draws; the engine compares what they
+    drew. The first of two stages draws nothing, and has no token to report."""
+    one_thread = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1"}
+    found, after_a_death = tokens_of_two_ranks(model_folder, tensor, pipeline, **one_thread)
     groups = [make_group(transformers_engine, str(i), size, seed=i) for i, size in enumerate(SIZES)]
     expected = decode(transformers_engine, *groups)
     assert found == {name: list(result.token_ids) for name, result in expected.items()}

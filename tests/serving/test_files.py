@@ -55,6 +55,7 @@ def tree() -> dict[str, Any]:
         ("serve", {"limits": {"requests_per_minute_per_key": 0}}, "serve.limits.requests_per"),
         ("engine", {"kind": "transformers"}, "engine.kind: only vllm"),
         ("engine", {"tensor_parallel_size": 2}, "serve.llm.gpus_per_replica"),
+        ("engine", {"pipeline_parallel_size": 2}, "engine.pipeline_parallel_size"),
         ("runtime", {"ray_address": "none"}, "runtime.ray_address"),
         ("data", {"path": "x"}, "data: there is no such key"),
     ],

@@ -50,6 +50,7 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
         ({}, ONE, 1.0),
         ({"engine__kind": "vllm", "engine__tensor_parallel_size": 2}, TWO_NODES, 2.0),
         ({"engine__kind": "vllm", "engine__tensor_parallel_size": 2}, NONE, 0.0),
+        ({"engine__kind": "vllm", "engine__pipeline_parallel_size": 4}, TWO_NODES, 4.0),
         # It loads the whole model onto one GPU, whatever it is told.
         ({"engine__tensor_parallel_size": 2}, TWO_NODES, 1.0),
         ({"method": AUG_PE, "engine": OPENAI}, TWO_NODES, 0.0),
@@ -66,6 +67,7 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
             0.4,
         ),
         ({"method": DP_SGD, "runtime__actors": 4}, TWO_NODES, 1.0),
+        ({"method": DP_SGD, "runtime__actors": 5, "runtime__min_ranks": 4}, TWO_NODES, 1.0),
     ],
 )
 def test_gpus_are_chosen(
@@ -83,6 +85,12 @@ def test_gpus_are_chosen(
             {"engine__kind": "vllm", "engine__tensor_parallel_size": 4},
             TWO_NODES,
             "1 actor.* of 4 GPU.* room for 0",
+        ),
+        (
+            {"engine__kind": "vllm", "engine__tensor_parallel_size": 4}
+            | {"engine__pipeline_parallel_size": 2},
+            TWO_NODES,
+            "2 actor.* of 4 GPU.* room for 0",
         ),
         ({"method": DP_SGD, "runtime__actors": 5}, TWO_NODES, "5 actor.* room for 4"),
         (

@@ -15,6 +15,7 @@ OPENAI = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
 AUG_PE = {"name": "aug_pe"}
 DP_SGD = {"name": "dp_sgd", "batch_size": 20}
 VLLM = {"engine__kind": "vllm", "engine__tensor_parallel_size": 4}
+STAGES = VLLM | {"engine__pipeline_parallel_size": 2}
 
 
 @pytest.fixture
@@ -66,6 +67,19 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
             {"method": DP_SGD, "runtime__gpus_per_actor": 4, "runtime__actors": 2} | VLLM,
             "1 actor, 1 CPU and 4 GPUs",
         ),
+        ({"method": DP_SGD, "runtime__min_ranks": 3}, "3 actors, 1 CPU each"),
+        ({"method": DP_SGD, "runtime__min_ranks": 9}, "8 actors, 1 CPU each"),
+        # An engine of two stages has a bundle for each GPU.
+        ({"runtime__gpus_per_actor": 8} | STAGES, "8 actors, 1 CPU and 1 GPU each"),
+        (
+            {"method": AUG_PE, "runtime__gpus_per_actor": 8} | STAGES,
+            "9 actors: 8 of 0.5 CPU and 1 GPU, 1 of 0.5 CPU",
+        ),
+        (
+            {"method": DP_SGD, "runtime__gpus_per_actor": 8, "runtime__actors": 10} | STAGES,
+            "10 actors, 1 CPU and 1 GPU each",
+        ),
+        ({"runtime__gpus_per_actor": 0} | STAGES, "1 actor, 1 CPU"),
     ],
 )
 def test_what_a_run_needs_does_not_grow_with_actors_that_it_can_do_without(

@@ -49,11 +49,14 @@ ENVIRONMENT = {
 }
 """Every process with vLLM has this environment."""
 
-_IN_PROCESS = {
+IN_PROCESS = {
     # The engine runs in this process and the first model runner: a row is a request there.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
+
+OF_GPU = {"VLLM_RAY_PER_WORKER_GPUS": "0.99"}
+"""The share of a GPU that each of vLLM's actors has on Ray, if they are several."""
 
 
 def context_of(engine: EngineConfig, codec: TextCodec) -> int:
@@ -70,6 +73,7 @@ def vllm_options(config: EngineConfig, *, on_gpu: bool, needed: int = 0) -> dict
         "dtype": "float32" if config.dtype == "auto" and not on_gpu else config.dtype,
         "max_num_seqs": config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
         "generation_config": "vllm",
         "enable_prefix_caching": True,
     }
@@ -137,6 +141,7 @@ class VllmModel(TextCodec):
         public_alone: bool = False,
         group: tuple[int, int] = (0, 0),
         tried: bool = False,
+        on_ray: bool = False,
     ) -> None:
         model = resolve_model(config.model)
         super().__init__(model, config.max_model_len)
@@ -150,11 +155,13 @@ class VllmModel(TextCodec):
         invariant = exact and take_invariant_kernels(vllm)
         second_copy = public_alone and not invariant
         self.shares_public_pass = not second_copy
-        if second_copy and config.tensor_parallel_size > 1:
+        self.last_stage = config.tensor_parallel_size
+        if second_copy and config.gpus > 1:
             raise EngineError(
-                "method.candidates / method.public_gate: a model split over "
-                "engine.tensor_parallel_size devices without batch-invariant kernels has no room "
-                "for a public row by itself; take candidates `all` and no gate"
+                "method.candidates / method.public_gate: a model split over several devices "
+                "(engine.tensor_parallel_size, engine.pipeline_parallel_size) without "
+                "batch-invariant kernels has no room for a public row by itself; take candidates "
+                "`all` and no gate"
             )
         self.context_length = context_of(config, self)
         on_gpu = not vllm.platforms.current_platform.is_cpu()
@@ -169,6 +176,9 @@ class VllmModel(TextCodec):
         options = vllm_options(config, on_gpu=on_gpu, needed=needed)
         if invariant:
             options["attention_config"] = invariant_attention()
+        if config.gpus > 1:
+            # By itself vLLM takes Ray in any actor of a placement group, and refuses its bundles.
+            options["distributed_executor_backend"] = "ray" if on_ray else "mp"
         self.llm = self._load(vllm, model, block_size, options)
         self.sampling_params = vllm.SamplingParams
         self.structured_outputs = vllm.sampling_params.StructuredOutputsParams
@@ -302,12 +312,13 @@ class VllmModel(TextCodec):
         return sum(-(-tokens // size) for size in self.block_sizes)
 
     def ask_workers(self, method: str, *arguments: object) -> list[dict[str, Any]]:
-        """Return what each rank answers, the first one's first."""
+        """Return what each rank of the last stage answers, the first one's first. Only they see
+        logits and draw."""
         try:
             answers: list[dict[str, Any]] = self.llm.collective_rpc(method, args=arguments)
         except Exception as error:
             raise self._failure("a worker of vLLM failed", error) from None
-        return answers
+        return answers[-self.last_stage :]
 
     def close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
@@ -316,7 +327,7 @@ class VllmModel(TextCodec):
 
 
 def _import_vllm() -> ModuleType:
-    os.environ.update(ENVIRONMENT | _IN_PROCESS)
+    os.environ.update(ENVIRONMENT | IN_PROCESS)
     # vLLM warns of what is no news here before it reads its environment.
     logging.getLogger("vllm").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "`torch.distributed.reduce_op`", FutureWarning)

@@ -146,7 +146,7 @@ def run_training(session: DpSgdSession, training: Training, show: OnStep) -> Non
     with training.journal.watched(show):
         train_on_ray(
             training,
-            workers=runtime.actors,
+            workers=run_placement().ranks(session.config),
             scratch=str(session.folder.private.resolve() / RAY_TRAIN),
             gpus_per_worker=gpus_of_rank(runtime.gpus_per_actor or 0.0),
             cpus_per_worker=runtime.cpus_per_actor,

@@ -30,7 +30,6 @@ from dpray.methods.dp_sgd.training.zero import ZeroTrainer, loading, shared_key
 from dpray.types import DprayError, Resumable
 from dpray.workers.engine import HIDDEN
 from dpray.workers.failures import Kind, find_error, kind_of
-from dpray.workers.placement import run_placement
 from dpray.workers.rows import without_words
 
 # Ray Train v2's arguments; type checkers see v1's.
@@ -57,8 +56,6 @@ def train_on_ray(
     rank raised, Ray's error if a worker was lost, and Resumable if the cluster has no room for
     `wait` seconds.
     """
-    # Ray Train makes a group of its own, in the room of the run's.
-    run_placement().give_back()
     # No argument of Ray Train sets this.
     os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = str(wait)
     trainer = TorchTrainer(
