@@ -23,6 +23,7 @@ NONE = "No GPU has run it yet. The same script has run with small models on a ho
 TITLES = {
     "rows": "How far a row's logits move with the rows beside it",
     "probe": "How far they move in vLLM, by the test of every start",
+    "places": "How far a public row moves among others of its length, by the place it has",
     "chunks": "A group in chunks of rows, from the same coins as the whole group",
     "steps": "Sums of clipped gradients, against gradients of one text at a time (small models)",
     "zero": "Four steps under DeepSpeed's ZeRO (torchrun, no Ray), against those of one process",

@@ -12,7 +12,7 @@ import pytest
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import DeviceLost, EngineError
-from dpray.engines.row_variation import row_variation
+from dpray.engines.row_variation import PREFILLS, row_variation
 from dpray.engines.vllm.engine import LockstepRun, VllmEngine
 from dpray.engines.vllm.model import take_invariant_kernels
 from tests.engines.tensor_parallel import SIZES, tokens_of_two_ranks
@@ -174,6 +174,26 @@ def test_what_comes_from_the_prefix_cache_is_tested_and_moves_no_bit(
     vllm_engine.llm.reset_prefix_cache()
     assert row_variation(vllm_engine, 8) == 0.0
     assert cached[0] == 0 and max(cached) >= max(vllm_engine.block_sizes)
+
+
+def test_a_start_decodes_a_long_row_while_prompts_are_computed(
+    vllm_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention takes its tile from the longest query of a pass, and some have it change."""
+    schedule, beside, rows = scheduler(vllm_engine).schedule, set(), set()
+
+    def spied(*arguments: Any) -> Any:
+        found = schedule(*arguments)
+        queries = sorted(found.num_scheduled_tokens.values())
+        rows.add(len(queries))
+        if queries[:1] == [1]:
+            beside.add(queries[-1])
+        return found
+
+    monkeypatch.setattr(scheduler(vllm_engine), "schedule", spied)
+    row_variation(vllm_engine, 8)
+    assert beside >= set(PREFILLS[1:-1])  # the model has 256 positions
+    assert {1, 3, 9, 16} <= rows  # an empty batch, one with a prompt beside, one and eight groups
 
 
 def test_a_large_group_warms_the_prefix_cache_first(

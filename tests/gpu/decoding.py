@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from benchmarks.bench_lockstep import DCLIP, SHAPES, WAYS, fill_vocabulary, made
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, PlainPrompt, Sampling
 from dpray.engines.row_variation import row_variation
-from dpray.engines.transformers import TransformersEngine, load_model, prefill
+from dpray.engines.transformers import TransformersEngine, advance, load_model, prefill
 from tests.engines.tiny_model import make_model
 
 Row = dict[str, Any]
+Prompt = tuple[int, ...]
 
 DTYPES = ("float32", "bfloat16")
 PROBES = (
@@ -53,9 +54,9 @@ def rows(small: bool) -> Iterator[Row]:
     with random_model(small, 512 if small else 49_152) as folder:
         for dtype in DTYPES:
             engine = TransformersEngine(config(folder, dtype))
-            moved = row_variation(engine, beside)
+            change = row_variation(engine, beside)
             engine.close()
-            yield {"dtype": dtype, "rows": beside, "logits moved, nats": moved}
+            yield {"dtype": dtype, "rows": beside, "logits moved, nats": change}
 
 
 def probe(small: bool) -> Iterator[Row]:
@@ -77,6 +78,41 @@ def probed(folder: str, dtype: str, kernels: str) -> Row:
     return dict(found)
 
 
+def places(small: bool) -> Iterator[Row]:
+    """Compare a public row by itself with the same row among others of its length: in each place,
+    and next to two sets of them. Passes of several public rows would be exact if nothing moved."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with random_model(small, 512 if small else 49_152) as folder:
+        for dtype in DTYPES:
+            model = load_model(folder, dtype, device)
+            ids = torch.randint(5, 500, (33, 40), generator=torch.Generator().manual_seed(0))
+            row, *others = (tuple(prompt) for prompt in ids.tolist())
+            alone = logits_among(model, row, [])
+            for size in (2, 4, 5, 8, 16):
+                few, more = others[: size - 1], others[1 - size :]
+                here = [logits_among(model, row, few, place) for place in range(size)]
+                beside = [logits_among(model, row, more, place) for place in range(size)]
+                yield {
+                    "dtype": dtype,
+                    "rows": size,
+                    "from one row, nats": moved(alone, here),
+                    "by place": moved(here[0], here),
+                    "by the others": max(map(moved, here, zip(beside))),
+                }
+
+
+def logits_among(model: Any, row: Prompt, others: list[Prompt], place: int = 0) -> torch.Tensor:
+    """Return a row's logits after its prompt and after each of three tokens, shape (4, V)."""
+    rows = prefill(model, [*others[:place], row, *others[place:]], model.device)
+    tokens = (7, 8, 9)
+    following = [advance(model, rows, tokens[:count]) for count in (1, 2, 3)]
+    return torch.stack([rows.logits, *following])[:, place]
+
+
+def moved(one: torch.Tensor, others: Iterable[torch.Tensor]) -> float:
+    return max(float((one - other).abs().max()) for other in others)
+
+
 def chunks(small: bool) -> Iterator[Row]:
     """Compare a group that goes through the model in chunks of rows with the whole group: its
     tokens from the same coins, and the logits after its prompts."""
@@ -86,7 +122,7 @@ def chunks(small: bool) -> Iterator[Row]:
             whole = TransformersEngine(config(folder, dtype))
             [group] = made_up(whole, 1, size, tokens, DCLIP)
             drawn = tokens_of(whole, group)
-            moved = moved_by_chunks(folder, dtype, group)
+            changes = moved_by_chunks(folder, dtype, group)
             for chunk in CHUNKS:
                 engine = TransformersEngine(config(folder, dtype), max_rows=chunk)
                 same = zip(drawn, tokens_of(engine, group), strict=False)
@@ -97,7 +133,7 @@ def chunks(small: bool) -> Iterator[Row]:
                     "rows in a chunk": chunk,
                     "tokens": len(drawn),
                     "same tokens": first_difference(list(same)),
-                    "logits moved, nats": moved[chunk],
+                    "logits moved, nats": changes[chunk],
                 }
             whole.close()
 

@@ -38,13 +38,14 @@ PREFIX = "figure "
 """It begins each line in which a measurement's process prints a row."""
 
 MEASUREMENTS = {
-    "rows": ("decoding", 45),
-    "chunks": ("decoding", 65),
-    "steps": ("training", 40),
+    "rows": ("decoding", 40),
+    "places": ("decoding", 25),
+    "chunks": ("decoding", 60),
+    "steps": ("training", 35),
     "zero": ("training", 45),
     "votes": ("votes", 50),
     "lockstep": ("decoding", 85),
-    "speed": ("training", 130),
+    "speed": ("training", 120),
     "probe": ("decoding", 110),
 }
 """By name: the module in this folder, and the seconds out of 570 (`--minutes 9.5`)."""
