@@ -37,7 +37,8 @@ COMMANDS = {
     "dpray ledger raise": "--dataset --delta --epsilon --json --ledger --reason",
     "dpray ledger show": "--html --json --ledger",
     "dpray ledger verify": "--contains --json --ledger",
-    "dpray plan": "--compare --json --write config overrides",
+    "dpray plan": "--compare --json --per-hour --rate-from --tokens-per-second --write config "
+    "overrides",
     "dpray rehearse": "--epsilon --json --method --out --public --records --write config overrides",
     "dpray report": "--json --no-public --public run_dir",
     "dpray run": "--json config overrides",
