@@ -233,8 +233,9 @@ class ReleaseFolder:
         for path in [*self.staging.iterdir(), *self.parts.glob("*.jsonl")]:
             path.unlink()
         (self.private / BATCHES_KEY).unlink(missing_ok=True)
-        for name in SCRATCH:
-            shutil.rmtree(self.private / name, ignore_errors=True)
+        for private in (self.private, self.private / FIRST / "private"):
+            for name in SCRATCH:
+                shutil.rmtree(private / name, ignore_errors=True)
 
 
 def refuse_released(folder: Path, key: str) -> None:

@@ -183,16 +183,18 @@ class Session(Generic[P_co]):
 
     def secret_key(self, name: str, tosses: Callable[[str], bool], lost: str) -> SecretKey:
         """Return the key of the secret coins of the run, which is kept in a file of that name in
-        `private`: the same in every attempt. Raises InputError if the file is missing, with what is
-        `lost`, after a unit that `tosses` these coins has begun, or if it holds something else."""
+        `private`: the same in every attempt. Before a unit that `tosses` these coins has begun it
+        is made anew: one that lies there may be another run's, as in a copied folder, and two runs
+        with the same coins cost more than both. Raises InputError if the file is missing later,
+        with what is `lost`, or if it holds something else."""
         path = self.folder.private / name
-        if not path.exists():
-            if any(tosses(unit) for unit, _ in self.ledger.started(self.charge_key())):
-                raise InputError(
-                    f"output.path: {path} is missing, so that {lost}; put it back, or choose "
-                    "another folder"
-                )
+        if not any(tosses(unit) for unit, _ in self.ledger.started(self.charge_key())):
             write_durably(path, new_key(), private=True)
+        elif not path.exists():
+            raise InputError(
+                f"output.path: {path} is missing, so that {lost}; put it back, or choose "
+                "another folder"
+            )
         key = path.read_bytes().strip()
         # An empty key, of an empty file, would let everybody draw the coins.
         if not re.fullmatch(rb"[0-9a-f]{64}", key):

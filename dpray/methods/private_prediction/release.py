@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
 from time import monotonic
@@ -54,9 +54,11 @@ and the disk, however many batches it has."""
 def release(session: BatchSession) -> Release:
     """Decode the batches that are missing, publish each once, and release their texts."""
     session.plan = replace(session.plan, salt=session.salt)
-    plan, decoded, waiting = session.plan, Totals.from_published(session), missing(session)
+    refuse_failed(session)
+    plan, decoded = session.plan, Totals.from_published(session)
+    done = {batch for batch, _ in session.ledger.published(session.charge_key())}
     parts = (f"{session.attempt_id}-{number:08d}.jsonl" for number in count())
-    while batches := next_batches(plan, waiting, decoded):
+    while batches := next_batches(plan, done, decoded):
         total, tokens, began = decoded.batches + len(batches), decoded.tokens, monotonic()
         session.show("sorting records into batches", decoded.batches, total, decoded.describe())
         decoding = decode(session, batches)
@@ -71,15 +73,8 @@ def release(session: BatchSession) -> Release:
                 session.show("batches", decoded.batches, total, decoded.describe(), speed)
         if decoded.batches < total:
             raise DprayError("some batches were not decoded")
-        waiting = waiting[len(batches) :]
+        done.update(batches)
     return Release(records(session), report(session, decoded))
-
-
-def missing(session: BatchSession) -> list[str]:
-    """Return all batches that are not decoded, in their public order."""
-    refuse_failed(session)
-    done = {batch for batch, _ in session.ledger.published(session.charge_key())}
-    return [batch for batch in session.plan.batches.batch_ids() if batch not in done]
 
 
 def refuse_failed(session: BatchSession) -> None:
@@ -93,23 +88,36 @@ def refuse_failed(session: BatchSession) -> None:
         )
 
 
-def next_batches(plan: PrivatePredictionPlan, waiting: list[str], decoded: Totals) -> list[str]:
-    """Return the next batches to decode. With `max_records`, take only as many disjoint batches as
-    should yield the missing records; otherwise take all.
+def next_batches(
+    plan: PrivatePredictionPlan, done: Collection[str], decoded: Totals
+) -> list[str]:
+    """Return the next batches to decode: those that are not `done`, in their public order. With
+    `max_records`, take only as many disjoint batches as should yield the missing records.
 
     A batch may give none, because its text was empty or not finished. What it gave is released, so
-    what is decoded next is a public choice, and the batches still compose in parallel.
+    what is decoded next is a public choice, and the batches still compose in parallel. It is made
+    once all batches of the choice before are done. So a run that was cut off, which private rows or
+    draws may have had a part in, decodes the batches that it would have decoded.
     Poisson batches come label by label: a record joins several of its label, and the prefix cache
     is more likely to have its prompt still.
     """
+    order = list(plan.batches.batch_ids())
+    waiting = [batch for batch in order if batch not in done]
     if not plan.disjoint:
         return sorted(waiting, key=plan.batches.label_of)
     most = plan.settings.max_records
     if most is None or plan.batches_decoded == plan.batches.num_batches:
         return waiting
-    # Add-one smoothing: the rate is never zero and starts at one record per batch.
-    records_per_batch = (decoded.records + 1) / (decoded.batches + 1)
-    return waiting[: max(0, math.ceil((most - decoded.records) / records_per_batch))]
+    taken = records = 0
+    while True:
+        # Add-one smoothing: the rate is never zero and starts at one record per batch.
+        records_per_batch = (records + 1) / (taken + 1)
+        asked = order[taken:][: max(0, math.ceil((most - records) / records_per_batch))]
+        waiting = [batch for batch in asked if batch not in done]
+        if waiting or not asked:
+            return waiting
+        taken += len(asked)
+        records += sum(decoded.records.get(batch, 0) for batch in asked)
 
 
 def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]]:
@@ -227,7 +235,8 @@ class Totals:
     examples: int = 0
     tokens: int = 0
     private_tokens: int = 0
-    records: int = 0
+    records: dict[str, int] = field(default_factory=dict)
+    """The number of each batch."""
     row_variation: float | None = None
 
     @classmethod
@@ -239,7 +248,7 @@ class Totals:
 
     def add(self, plan: PrivatePredictionPlan, outcome: Outcome) -> None:
         self.batches += 1
-        self.records += sum(1 for _ in records_of(plan, outcome))
+        self.records[outcome["batch"]] = sum(1 for _ in records_of(plan, outcome))
         self.examples += len(outcome["examples"])
         self.tokens += outcome["tokens"]
         self.private_tokens += outcome["private_tokens"]

@@ -271,7 +271,8 @@ def test_terms_are_in_the_private_and_public_prompts_of_a_batch(
 
     assert terms(private) <= terms(public)
     assert len(lines(run)) == report["records"] <= 6
-    assert not (Path(run.output.path) / "private" / "batches.key").exists()
+    private = Path(run.output.path) / "private"
+    assert not [*private.rglob("batches.key"), *private.rglob("embeddings")]
     assert set(starts(run).values()) == {1}
     assert watched.options and not any(each["public_alone"] for each in watched.options)
 

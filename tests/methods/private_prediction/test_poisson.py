@@ -195,6 +195,21 @@ def test_every_run_has_a_key_of_its_own(
     assert len(keys) == 2 and all(len(bytes.fromhex(key)) == 32 for key in keys)
 
 
+def test_a_key_that_lies_there_is_no_run_s_own(config: Config, engine: Engine) -> None:
+    """A copied folder without its run.json and its outputs is that of another run, whose batches
+    may not have the units of the first one's."""
+    first = Watched(engine, config, stop_after=1)
+    first.path.parent.mkdir(parents=True)
+    first.path.write_text(kept := new_key())
+    with pytest.raises(Resumable):
+        first.run(config)
+    assert first.path.read_text() != kept
+    assert first.sizes == {
+        batch: sizes_by_key(make_plan(config), first.path.read_text())[batch]
+        for batch in first.sizes
+    }
+
+
 def test_a_run_that_lost_its_key_is_refused(config: Config, engine: Engine) -> None:
     first = Watched(engine, config, stop_after=8)
     with pytest.raises(Resumable):

@@ -129,17 +129,40 @@ def test_as_many_batches_are_next_as_the_missing_records_ask_for(
     records: int,
     following: int,
 ) -> None:
-    plan, waiting = make_plan(parse_config(settings(method__max_records=most))), in_turn()[batches:]
-    decoded = Totals(batches=batches, records=records)
-    assert next_batches(plan, waiting, decoded) == waiting[:following]
+    plan, done = make_plan(parse_config(settings(method__max_records=most))), in_turn()[:batches]
+    decoded = Totals(records=dict.fromkeys(done[:records], 1))
+    assert next_batches(plan, done, decoded) == in_turn()[batches:][:following]
+
+
+@pytest.mark.parametrize("texts", [0, 1, 2])
+def test_a_run_that_was_cut_off_decodes_the_batches_that_it_would_have_decoded(
+    settings: Callable[..., dict[str, Any]], texts: int
+) -> None:
+    """Short texts are done first: which batches are done when a run is cut off follows from the
+    draws, and may not decide which of the others are left out."""
+    plan = make_plan(parse_config(settings(method__max_records=5)))
+    rng = random.Random(texts)
+    counts = {batch: texts and rng.randrange(texts + 1) for batch in in_turn()}
+
+    def decoded_in_all(cuts: int) -> set[str]:
+        done: set[str] = set()
+        while batches := next_batches(plan, done, Totals(records={b: counts[b] for b in done})):
+            cuts, size = cuts - 1, rng.randrange(len(batches)) if cuts > 0 else len(batches)
+            done |= set(rng.sample(batches, size))
+        return done
+
+    whole = decoded_in_all(0)
+    assert len(whole) >= 5
+    assert all(decoded_in_all(cuts) == whole for cuts in range(1, 6) for _ in range(20))
 
 
 def test_poisson_batches_are_decoded_label_by_label(
     settings: Callable[..., dict[str, Any]],
 ) -> None:
     plan = make_plan(parse_config(settings(method__batches="poisson", method__max_records=None)))
-    waiting = list(plan.batches.batch_ids())[3:]
-    following = next_batches(plan, waiting, Totals(batches=3))
+    batches = list(plan.batches.batch_ids())
+    done, waiting = batches[:3], batches[3:]
+    following = next_batches(plan, done, Totals())
     assert sorted(following) == sorted(waiting) != waiting
     labels = [plan.batches.label_of(batch) for batch in following]
     assert labels == sorted(labels)
