@@ -196,10 +196,10 @@ def test_google_machines_are_private_and_of_two_accounts():
         name for name, node in nodes.items() if "provisioningModel" in node.get("scheduling", {})
     }
     assert spot == {"gpu-spot"}
-    # Ray finds them out on AWS alone.
+    # Ray finds them out on AWS alone. Without their memory, no actor that reserves some starts one.
     resources = {name: kind["resources"] for name, kind in kinds.items()}
-    gpu = {"CPU": 8, "GPU": 1}
-    assert resources == {"head": {"CPU": 0}, "cpu": {"CPU": 16}, "gpu-spot": gpu, "gpu": gpu}
+    gpu, cpu = ({"CPU": 8, "GPU": 1, "memory": 20e9}, {"CPU": 16, "memory": 40e9})
+    assert resources == {"head": {"CPU": 0}, "cpu": cpu, "gpu-spot": gpu, "gpu": gpu}
     wrong = copy.deepcopy(nodes["gpu"])
     wrong["networkInterfaces"][0]["accessConfigs"] = [{}]  # a public address
     with pytest.raises(jsonschema.ValidationError):
