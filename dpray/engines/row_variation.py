@@ -298,7 +298,7 @@ def _of_long_row(engine: Engine, rows: int) -> Iterator[_Trial]:
     shorter = _shorter(engine, max(1, min(SOME, engine.rows_at_once(len(first) + POSITIONS) - 1)))
     yield _Trial(_probed((first, *shorter[: rows - 1]), first))
     yield _Trial(_probed((), first))
-    others = [_probed((row,), row, name=f"beside {i}") for i, row in enumerate(shorter)]
+    others = [_probed((row,), row, name=f"other {i}") for i, row in enumerate(shorter)]
     yield _Trial(_probed((first,), first), tuple(others))
 
 
