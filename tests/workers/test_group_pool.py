@@ -19,7 +19,7 @@ from ray.exceptions import OwnerDiedError, RayActorError
 from dpray.config.config import Config
 from dpray.io.file_list import file_digest
 from dpray.io.formats import Piece
-from dpray.mechanisms.batches import PoissonBatches
+from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.methods.config import parse_config
 from dpray.types import InputError
 from dpray.workers.failures import Kind, kind_of, own_errors
@@ -75,6 +75,23 @@ def test_a_block_is_cut_in_slices_and_these_in_tasks_of_whole_groups(
     only = {f"0/{row}" for row in rows[::2]}
     left = [slice_of(block, number, count, only) for number in range(count)]
     assert {name for each in left for name in each.column("batch").to_pylist()} == only
+
+
+@pytest.mark.parametrize(
+    ("batches", "unit"),
+    [
+        (PoissonBatches({"a": 3}, {"a": 1.0}), None),
+        (HashPartition({"a": 1}, salt="5a"), "somebody"),
+    ],
+)
+def test_a_row_in_a_batch_has_what_the_batch_needs_and_nothing_else(
+    batches: PoissonBatches | HashPartition, unit: str | None
+) -> None:
+    row = {"text": "a text", "label": "a", "unit": "somebody", "rank": 7}
+    wanted = list(batches.batch_ids())
+    found = BatchGathering(batches, "ab" * 32, 5)._tables([row], frozenset(wanted))
+    rows = [{"text": "a text", "unit": unit, "batch": batch} for batch in wanted]
+    assert pa.concat_tables(found).to_pylist() == rows
 
 
 def test_blocks_are_cut_one_after_the_other_and_their_references_let_go() -> None:
