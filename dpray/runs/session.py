@@ -184,7 +184,7 @@ class Session(Generic[P_co]):
     def secret_key(self, name: str, tosses: Callable[[str], bool], lost: str) -> SecretKey:
         """Return the key of the secret coins of the run, which is kept in a file of that name in
         `private`: the same in every attempt. Before a unit that `tosses` these coins has begun it
-        is made anew: one that lies there may be another run's, as in a copied folder, and two runs
+        is replaced: one that lies there may be another run's, as in a copied folder, and two runs
         with the same coins cost more than both. Raises InputError if the file is missing later,
         with what is `lost`, or if it holds something else."""
         path = self.folder.private / name
