@@ -88,9 +88,7 @@ def refuse_failed(session: BatchSession) -> None:
         )
 
 
-def next_batches(
-    plan: PrivatePredictionPlan, done: Collection[str], decoded: Totals
-) -> list[str]:
+def next_batches(plan: PrivatePredictionPlan, done: Collection[str], decoded: Totals) -> list[str]:
     """Return the next batches to decode: those that are not `done`, in their public order. With
     `max_records`, take only as many disjoint batches as should yield the missing records.
 
