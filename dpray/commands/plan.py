@@ -42,7 +42,7 @@ ConfigFile = Annotated[str, typer.Argument(help="A YAML file.", metavar="CONFIG"
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key.sub=value settings.", metavar="[KEY=VALUE]...")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Chosen in JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
 PublicFile = Annotated[
     str, typer.Option(help="PUBLIC records of the same kind, with the same columns and labels.")
 ]

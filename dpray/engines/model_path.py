@@ -102,6 +102,11 @@ def resolve_model(model: str) -> str:
     """
     *adapters, base = with_bases(model)
     if in_bucket(base):
+        if adapters and not without_pin(base)[1]:
+            raise InputError(
+                f"{KEY}: the adapters in {adapters[-1]} belong to {base}, whose files may change "
+                f"during a run; copy it to a disk, and name its folder in their {CONFIG}"
+            )
         fetched = str(bucket_folder(base, KEY))
         if any(tuned_without_noise(Path(each)) for each in with_bases(fetched)):
             raise InputError(

@@ -103,7 +103,7 @@ def look(model: str, key: str, connect: Connect = FileSystem.from_uri) -> Bucket
     that `model` is pinned to; Resumable if the bucket cannot be reached.
     """
     uri, digest = without_pin(model)
-    if holds_secret(uri):
+    if holds_secret(uri) or "@" in uri.partition("?")[2]:
         raise InputError(f"{key}: {NOT_IN_URLS}")
     try:
         filesystem, root = connect(uri)
@@ -114,17 +114,17 @@ def look(model: str, key: str, connect: Connect = FileSystem.from_uri) -> Bucket
             if info.type == FileType.File
         }
         names = sorted(str(name) for name in sizes if is_of_model(name))
+        if not {*MODEL_FILES} & {*names}:
+            raise _not_whole(key, uri, "config.json")  # before each file of a bucket is asked for
         with ThreadPoolExecutor(AT_ONCE) as pool:
             tags = list(pool.map(lambda name: _tag(filesystem, f"{root}/{name}"), names))
-        missing = _missing(filesystem, root, names)
+        missing = _missing_shard(filesystem, root, names)
     except FileNotFoundError:
         raise InputError(f"{key}: {uri}: there is no such folder in the bucket") from None
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
+    except (OSError, ValueError, RecursionError, pyarrow.ArrowException) as error:
         raise _explained(error, key, uri) from None
     if missing:
-        raise InputError(
-            f"{key}: {uri} has no {missing}: it is no model's folder, or not wholly uploaded"
-        )
+        raise _not_whole(key, uri, missing)
     files = [
         BucketFile(name, sizes[PurePosixPath(name)], tag)
         for name, tag in zip(names, tags, strict=True)
@@ -185,15 +185,23 @@ def _tag(filesystem: FileSystem, path: str) -> str:
     return str(filesystem.get_file_info(path).mtime_ns)
 
 
-def _missing(filesystem: FileSystem, root: str, names: list[str]) -> str | None:
-    """Return a file that a whole model would have here, or None."""
-    if not {*MODEL_FILES} & {*names}:
-        return "config.json"
+def _not_whole(key: str, uri: str, name: str) -> InputError:
+    return InputError(
+        f"{key}: {uri} has no {name}: it is no model's folder, or not wholly uploaded"
+    )
+
+
+def _missing_shard(filesystem: FileSystem, root: str, names: list[str]) -> str | None:
+    """Return a file of weights that a whole model would have here, or None. Raises ValueError for
+    an index that is none."""
     for index in names:
         if index.endswith(".safetensors.index.json"):
             with filesystem.open_input_stream(f"{root}/{index}") as stream:
-                shards = {*json.loads(stream.read())["weight_map"].values()}
-            folder = PurePosixPath(index).parent
+                read = json.loads(stream.read())
+            found = read.get("weight_map") if isinstance(read, dict) else None
+            if not isinstance(found, dict) or not all(isinstance(x, str) for x in found.values()):
+                raise ValueError(f"{index} is no index of a model's weights")
+            shards, folder = {*found.values()}, PurePosixPath(index).parent
             absent = {str(folder / shard) for shard in shards} - {*names}
             if absent:
                 return min(absent)

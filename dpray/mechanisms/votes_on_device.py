@@ -13,6 +13,8 @@ Shapes: B private records, U distinct synthetic texts, D dimensions of an embedd
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -32,13 +34,22 @@ class NearestOnDevice(NearestText):
     """The search on a torch device. Private rows come and go in blocks: their number decides no
     amount of the device's memory.
 
-    Raises ValueError for a device whose float64 products are not exact.
+    The host searches instead where the device's float64 products are not exact, and where it fails,
+    as for want of memory next to a language model: the votes are the same, and a vote that failed
+    is never held again.
     """
 
     def __init__(self, rows_ND: npt.NDArray[np.float32], device: str) -> None:
         super().__init__(rows_ND)
         torch.set_float32_matmul_precision("highest")  # with TF32 the bound would not hold
         self._device = torch.device(device)
+        try:
+            self._put_there()
+            self._is_used = self._products_are_exact()
+        except RuntimeError:  # PyTorch's for a device
+            self._is_used = False
+
+    def _put_there(self) -> None:
         self._is_exact = self._device.type == "cuda" and (
             torch.cuda.get_device_capability(self._device) in FAST_FLOAT64
         )
@@ -46,9 +57,14 @@ class NearestOnDevice(NearestText):
             torch.from_numpy(each).to(self._device)
             for each in (self.exact_UD, self.rows_UD, self.squares_U, self.rounded_squares_U)
         )
-        self._refuse_inexact()
 
     def count(self, rows_BD: npt.NDArray[np.float32]) -> Counts:
+        if self._is_used:
+            with suppress(RuntimeError):
+                return self._count_there(rows_BD)
+        return super().count(rows_BD)
+
+    def _count_there(self, rows_BD: npt.NDArray[np.float32]) -> Counts:
         given_BD = torch.from_numpy(np.ascontiguousarray(rows_BD, np.float32)).to(self._device)
         steps_BD = (given_BD * GRID).round_()
         squares_B = steps_BD.double().square_().sum(dim=1)
@@ -75,7 +91,6 @@ class NearestOnDevice(NearestText):
         places_U = torch.arange(len(self.index_U), device=self._device)
         return places_U.where(is_least_BU, len(self.index_U)).min(dim=1).values
 
-    def _refuse_inexact(self) -> None:
+    def _products_are_exact(self) -> bool:
         there = (self._exact_UD[:TRIED] @ self._exact_UD.T).cpu().numpy()
-        if not np.array_equal(there, self.exact_UD[:TRIED] @ self.exact_UD.T):
-            raise ValueError(f"float64 products of {self._device} are not exact")
+        return np.array_equal(there, self.exact_UD[:TRIED] @ self.exact_UD.T)

@@ -63,8 +63,8 @@ CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL = "checkpoints", "ray_train", "released_m
 TOKENS, EMBEDDINGS = "tokens", "embeddings"
 
 BATCHES_KEY = "batches.key"
-"""The file in `private` with the secret key of the coins of batches, which is nowhere else. A
-finished run does not need it."""
+"""The file in `private` with the secret key of the coins of batches, which is in no other file of
+a run. A finished run does not need it."""
 
 FIRST = "first"
 """The folder in `private` of the first run of a chain."""

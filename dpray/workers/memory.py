@@ -120,12 +120,15 @@ class _Model:
         """Return the sizes of the model in this folder, or of none."""
         if folder is None:
             return cls()
-        files = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
-        sizes = [path.stat().st_size for path in files]
+        sizes: list[int] = []
         read: dict[str, Any] = {}
+        with suppress(OSError):  # the engine says what is wrong
+            files = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
+            sizes = [path.stat().st_size for path in files]
         with suppress(InputError):
             read = read_json(folder / "config.json")
-        config = read | (read.get("text_config") or {})
+        text = read.get("text_config")
+        config = read | (text if isinstance(text, dict) else {})
         return cls(sum(sizes), max(sizes, default=0), config)
 
     @property
@@ -146,10 +149,11 @@ class _Model:
         return self._number("hidden_size")
 
     def token_bytes(self, dtype: str) -> int:
+        numbers = {name: x for name, x in self.config.items() if isinstance(x, int) and x > 0}
         with suppress(AttributeError):
-            return bytes_per_token(SimpleNamespace(**self.config), dtype)
+            return bytes_per_token(SimpleNamespace(**numbers), dtype)
         return 0
 
     def _number(self, name: str) -> int:
         found = self.config.get(name)
-        return found if isinstance(found, int) else 0
+        return found if isinstance(found, int) and found > 0 else 0

@@ -212,3 +212,18 @@ def test_the_adapters_of_an_embedder_or_encoder_are_left_to_its_package(
 ) -> None:
     folder = with_adapters(model_folder, tmp_path / "adapters")
     assert folder_or_hub(str(folder), "embedder.model") == str(folder)
+
+
+def test_a_model_in_a_bucket_that_may_change_is_refused_below_adapters(tmp_path: Path) -> None:
+    """A run pins the files of `engine.model` only; DP-SGD writes the pinned name."""
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    renamed(folder, "s3://models/base")
+    with pytest.raises(InputError, match=r"^engine.model: the adapters in .*may change during"):
+        resolve_model(str(folder))
+    renamed(folder, "s3://models/base#0123456789abcdef")
+    fetched = tmp_path / "cache/dpray/bucket-0123456789abcdef"
+    fetched.mkdir(parents=True)
+    with pytest.raises(InputError, match=r"has adapters without adapter_model.safetensors"):
+        resolve_model(str(folder))

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
+from pyarrow.fs import FileInfo, FileSystem, FileType, LocalFileSystem, SubTreeFileSystem
 
 from dpray.engines.model_path import bucket_folder
 from dpray.io.bucket import fetch, look, pinned, shown_name
@@ -108,10 +108,50 @@ def test_a_folder_that_is_not_wholly_uploaded_is_refused(bucket, tmp_path):
         look(URI, "embedder.model", opened)
 
 
+@pytest.mark.parametrize(
+    "index",
+    ["", "[" * 100_000, "[1]", "null", "{}", '{"weight_map": [1]}', '{"weight_map": {"a": {}}}'],
+)
+def test_an_index_that_is_none_is_refused(bucket, tmp_path, index):
+    (bucket / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(InputError, match=r"^engine.model: s3://"):
+        look(URI, "engine.model", connect(tmp_path))
+
+
+def test_no_file_of_a_folder_without_a_model_is_asked_for(bucket, tmp_path, monkeypatch):
+    """A whole bucket may be named by mistake."""
+    (bucket / "config.json").unlink()
+    monkeypatch.setattr("dpray.io.bucket._tag", lambda *_: pytest.fail("asked"))
+    with pytest.raises(InputError, match=r"has no config.json"):
+        look(URI, "engine.model", connect(tmp_path))
+
+
+def test_files_outside_of_the_folder_are_none_of_the_model(bucket, tmp_path):
+    """An object's name may hold "..", which leads out of the folder that it is written to."""
+    opened, _ = connect(tmp_path)(URI)
+
+    class Hostile:
+        def get_file_info(self, asked):
+            if isinstance(asked, str):
+                return opened.get_file_info(asked)
+            return [
+                *opened.get_file_info(asked),
+                FileInfo("tiny/../../out.json", FileType.File, size=1),
+                FileInfo("tiny/a/../../../out.json", FileType.File, size=1),
+            ]
+
+        def __getattr__(self, name):
+            return getattr(opened, name)
+
+    found = look(URI, "engine.model", lambda uri: (Hostile(), "tiny"))
+    assert [file.name for file in found.files] == ["config.json", "model.safetensors"]
+
+
 def test_a_missing_folder_and_a_secret_are_refused(tmp_path):
     (tmp_path / "bucket").mkdir()
     with pytest.raises(InputError, match=r"^engine.model: .* no such folder in the bucket"):
         look(URI, "engine.model", connect(tmp_path))
-    with pytest.raises(InputError) as refused:
-        look("s3://key:hidden@models/tiny", "engine.model")
-    assert "hidden" not in str(refused.value)
+    for uri in ("s3://key:hidden@models/tiny", "s3://models/t?endpoint_override=a:hidden@host"):
+        with pytest.raises(InputError) as refused:
+            look(uri, "engine.model")
+        assert "hidden" not in str(refused.value)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from dpray.mechanisms import votes as host
 from dpray.mechanisms import votes_on_device
-from dpray.mechanisms.votes import GRID, count_votes
+from dpray.mechanisms.votes import count_votes
 from dpray.mechanisms.votes_on_device import NearestOnDevice
 from tests.mechanisms.test_votes import clustered, matrix, population, rows
 
@@ -103,17 +103,33 @@ def test_a_wrong_search_gives_other_votes(
     assert (votes_there(way, private, texts) != count_votes(private, texts)).any()
 
 
-def test_a_device_that_rounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_searches_for_a_device_that_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a library that makes float64 products of float32 ones would."""
-    texts = clustered(np.random.default_rng(3), 50)
-    on_grid = (np.rint(texts * GRID) / GRID).astype(np.float32)
-    assert NearestOnDevice(on_grid, DEVICE).count(texts).sum() == 50
+    private, texts = mixed(500, 50, seed=3)
+    on_host = count_votes(private, texts)
     right = torch.Tensor.__matmul__
     monkeypatch.setattr(
         torch.Tensor, "__matmul__", lambda a, b: right(a.float(), b.float()).to(a.dtype)
     )
-    with pytest.raises(ValueError, match=r"float64 products of .* are not exact"):
-        NearestOnDevice(on_grid, DEVICE)
+    assert (votes_there(InFloat64, private, texts) == on_host).all()
+    monkeypatch.setattr(InFloat64, "_products_are_exact", lambda search: True)
+    assert (votes_there(InFloat64, private, texts) != on_host).any()
+
+
+@pytest.mark.parametrize("step", ["_put_there", "_products_are_exact", "_count_there"])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_the_host_searches_where_the_device_fails(
+    step: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vote that fails is never held again: the run would be charged for nothing. cuBLAS has no
+    class of its own for a full device."""
+    private, texts = mixed(500, 50, seed=5)
+
+    def fails(*arguments: object) -> None:
+        raise error("CUDA")
+
+    monkeypatch.setattr(InFloat32, step, fails)
+    assert (votes_there(InFloat32, private, texts) == count_votes(private, texts)).all()
 
 
 def test_a_cuda_device_is_searched_there(monkeypatch: pytest.MonkeyPatch) -> None:

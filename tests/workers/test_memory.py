@@ -79,6 +79,25 @@ def test_a_reservation_is_the_sum_of_public_sizes(
     assert reserved(config(**changes), role) / GIB == pytest.approx(gib, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    "config_json",
+    [
+        '{"text_config": "nothing", "vocab_size": -1, "max_position_embeddings": "many"}',
+        '{"num_attention_heads": 0, "hidden_size": 8, "num_hidden_layers": 4}',
+        '{"num_attention_heads": 8, "hidden_size": null, "num_key_value_heads": [1, 2]}',
+        "[",
+    ],
+)
+def test_a_damaged_model_is_the_engine_s_to_refuse(
+    config: Callable[..., Config], model: Path, config_json: str
+) -> None:
+    (model / "config.json").write_text(config_json)
+    (model / "model-3.safetensors").symlink_to(model / "removed")
+    for method in ({"name": "private_prediction"}, DP_SGD):
+        assert reserved(config(method=method), Role.ENGINE) >= 0.75 * GIB
+        assert reserved(config(method=method), Role.RANK) >= 0.25 * GIB
+
+
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("method", [{"name": "private_prediction"}, AUG_PE, DP_KPS, DP_SGD])
 def test_no_record_has_a_part_in_it(
