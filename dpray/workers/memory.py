@@ -79,7 +79,9 @@ def _cache(engine: EngineConfig, model: _Model) -> int:
 def _voter(config: Config) -> int:
     """Two copies of the embedder, and the vectors of its share of the records, which are twice
     there while they are put together."""
-    model = _Model.found(embedder_at_hand(config.embedder.model))
+    model = _Model()
+    with suppress(InputError):  # such as adapters of an embedder, which no engine would take
+        model = _Model.found(embedder_at_hand(config.embedder.model))
     records = -(-config.data.public_size // config.runtime.actors)
     return LIBRARIES + 2 * model.weights + 2 * 4 * model.hidden * records
 

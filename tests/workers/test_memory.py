@@ -98,6 +98,16 @@ def test_a_damaged_model_is_the_engine_s_to_refuse(
         assert reserved(config(method=method), Role.RANK) >= 0.25 * GIB
 
 
+def test_an_embedder_with_adapters_is_no_language_model(
+    config: Callable[..., Config], model: Path
+) -> None:
+    adapters = {"peft_type": "LORA", "task_type": "FEATURE_EXTRACTION"}
+    adapters["base_model_name_or_path"] = "an/embedder"
+    (model / "adapter_config.json").write_text(json.dumps(adapters))
+    made = config(method=AUG_PE, data__public_size=1024)
+    assert reserved(made, Role.VOTER) == 0.75 * GIB
+
+
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("method", [{"name": "private_prediction"}, AUG_PE, DP_KPS, DP_SGD])
 def test_no_record_has_a_part_in_it(
