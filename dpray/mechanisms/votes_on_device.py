@@ -37,6 +37,10 @@ class NearestOnDevice(NearestText):
     The host searches instead where the device's float64 products are not exact, and where it fails,
     as for want of memory next to a language model: the votes are the same, and a vote that failed
     is never held again.
+
+    >>> search = NearestOnDevice(np.eye(2, dtype=np.float32), "cpu")
+    >>> search.count(np.array([[0.9, 0.1], [0.0, 1.0], [0.1, 0.9]], dtype=np.float32))
+    array([1, 2])
     """
 
     def __init__(self, rows_ND: npt.NDArray[np.float32], device: str) -> None:

@@ -52,7 +52,7 @@ from dpray.types import (
 )
 from dpray.workers.engine import BuildEngine, after_trial
 from dpray.workers.engine_pool import EnginePool, on_pool
-from dpray.workers.failures import FAIL, RESUME, class_name, kind_of
+from dpray.workers.failures import FAIL, RESUME, Kind, class_name, kind_of
 from dpray.workers.metrics import Record, RunMetrics, no_metrics
 from dpray.workers.rows import Row, data_pieces, record_rows
 from dpray.workers.shards import Shards, Voters, W
@@ -277,7 +277,9 @@ class Session(Generic[P_co]):
             self.publish_file(f"{unit}.json", {unit: mechanism(*arguments)})
         except BaseException as error:
             kind = kind_of(error)
-            if kind.drawing is FAIL and pays_for_repeats and kind.otherwise is RESUME:
+            goes_on = kind.drawing is FAIL and kind.otherwise is RESUME
+            # What does not fit its machines ends here, and does not pay by itself again and again.
+            if pays_for_repeats and (goes_on or kind is Kind.MEMORY):
                 if isinstance(error, DprayError):
                     raise
                 raise Resumable(kind.sentence(error)) from error
