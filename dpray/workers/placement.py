@@ -453,6 +453,25 @@ def _remove(groups: Iterable[PlacementGroup]) -> None:
         placement_group.remove_placement_group(group)
 
 
+def groups_of(bundles: Sequence[Bundle]) -> set[str]:
+    """Return the ids of the groups of these bundles that this program has on the cluster."""
+    job = ray.get_runtime_context().get_job_id()
+    asked = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
+    return {
+        group
+        for group, stands in _groups().items()
+        if group.endswith(job)  # the last bytes of a group's id are its job's
+        and stands["state"] != "REMOVED"
+        and [*stands["bundles"].values()] == asked
+    }
+
+
+def remove_groups(groups: Iterable[str]) -> None:
+    """Remove groups by their ids; what is in them ends."""
+    ids = (ray.PlacementGroupID(bytes.fromhex(group)) for group in groups)
+    _remove(map(placement_group.PlacementGroup, ids))
+
+
 def _groups() -> dict[str, dict[str, Any]]:
     return dict(placement_group.placement_group_table())
 

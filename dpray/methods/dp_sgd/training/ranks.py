@@ -13,7 +13,7 @@ from typing import Any
 
 import ray.train
 import ray.train.torch
-from ray.exceptions import WorkerCrashedError
+from ray.exceptions import RayActorError, WorkerCrashedError
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.constants import WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
 from ray.train.v2._internal.exceptions import (
@@ -30,6 +30,7 @@ from dpray.methods.dp_sgd.training.zero import ZeroTrainer, loading, shared_key
 from dpray.types import DprayError, Resumable
 from dpray.workers.engine import HIDDEN
 from dpray.workers.failures import Kind, find_error, kind_of
+from dpray.workers.placement import groups_of, remove_groups
 from dpray.workers.rows import without_words
 
 # Ray Train v2's arguments; type checkers see v1's.
@@ -58,10 +59,12 @@ def train_on_ray(
     """
     # No argument of Ray Train sets this.
     os.environ[WORKER_GROUP_START_TIMEOUT_S_ENV_VAR] = str(wait)
+    ranks = scaling(workers, gpus_per_worker, cpus_per_worker, memory_per_worker)
+    bundles = [resources(gpus_per_worker, cpus_per_worker, memory_per_worker)] * workers
     trainer = TorchTrainer(
         _rank,
         train_loop_config={"training": training},
-        scaling_config=scaling(workers, gpus_per_worker, cpus_per_worker, memory_per_worker),
+        scaling_config=ranks,
         run_config=ray.train.RunConfig(
             storage_path=str(Path(scratch).resolve()),
             failure_config=_NO_RETRIES,
@@ -69,19 +72,28 @@ def train_on_ray(
             worker_runtime_env={} if gpus_per_worker else {"env_vars": HIDDEN},  # type: ignore[call-arg]
         ),
     )
+    before = groups_of(bundles)
     try:
         trainer.fit()
     except TrainingFailedError as error:
         raise reason(error) from error
+    except RayActorError:
+        # The group of a lost controller would stay, and the next one's would wait for its room. Ray
+        # Train's cleaner of groups needs the dashboard, which may not be there.
+        remove_groups(groups_of(bundles) - before)
+        raise
 
 
 def scaling(workers: int, gpus: float, cpus: float, memory: float) -> ray.train.ScalingConfig:
     """Return the resources of the ranks: `gpus`, `cpus` and bytes of memory each."""
-    named = {"CPU": cpus, "GPU": gpus, "memory": memory}
-    resources = {name: amount for name, amount in named.items() if amount or name == "CPU"}
     return ray.train.ScalingConfig(
-        num_workers=workers, use_gpu=gpus > 0, resources_per_worker=resources
+        num_workers=workers, use_gpu=gpus > 0, resources_per_worker=resources(gpus, cpus, memory)
     )
+
+
+def resources(gpus: float, cpus: float, memory: float) -> dict[str, float]:
+    named = {"CPU": cpus, "GPU": gpus, "memory": memory}
+    return {name: amount for name, amount in named.items() if amount or name == "CPU"}
 
 
 def reason(error: TrainingFailedError) -> BaseException:
