@@ -193,7 +193,7 @@ def _not_whole(key: str, uri: str, name: str) -> InputError:
 
 def _missing_shard(filesystem: FileSystem, root: str, names: list[str]) -> str | None:
     """Return a file of weights that a whole model would have here, or None. Raises ValueError for
-    an index that is none."""
+    a file that is no index."""
     for index in names:
         if index.endswith(".safetensors.index.json"):
             with filesystem.open_input_stream(f"{root}/{index}") as stream:
