@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 
 from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
@@ -23,6 +24,7 @@ from dpray.methods.config import parse_config
 from dpray.methods.registry import make_plan
 from dpray.types import Budget, BudgetRefused
 from dpray.workers.failures import Kind
+from dpray.workers.placement import Placement
 from tests.faults.driver import build
 from tests.faults.trainings import assert_charged, held_in_mid_training
 from tests.integration.processes import Cluster, Ended, Runs, fill, small_disk_at, wait_for
@@ -138,12 +140,18 @@ def test_disk_full(
 
 @pytest.mark.usefixtures("driver")
 def test_engine_that_the_pool_cannot_load_and_then_one_that_raises_once(
-    runs: MakeRuns, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+    runs: MakeRuns,
+    cluster: Cluster,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """The first costs nothing, and the run can go on. Of the task in which the second one raises,
     the finished batches are published and the others decoded again, by another actor."""
     run = runs(method__max_records=12, runtime__batches_per_task=4, runtime__max_attempts=2)
-    ended = run.with_fault("loads_once").here(capfd, cluster.address)
+    with monkeypatch.context() as patch:
+        # The actor that tried the engine is lost, so that another one has to load it.
+        patch.setattr(Placement, "keep", lambda placement, actor: ray.kill(actor))
+        ended = run.with_fault("loads_once").here(capfd, cluster.address)
     assert ended.code == 4 and ended.err.startswith(
         "dpray: there is no GPU here (2 times); the run "
     )

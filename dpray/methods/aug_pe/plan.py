@@ -40,6 +40,9 @@ VOTES = 1.0
 """The signal that is enough: the votes of an average text, in standard deviations of the noise.
 Below it, noise chooses most winners."""
 
+COUNTED = 1024
+"""The words of a prompt's text that a forecast counts the tokens of."""
+
 
 @dataclass(frozen=True)
 class AugPePlan(Plan):
@@ -93,11 +96,12 @@ class AugPePlan(Plan):
             np.random.default_rng(0),
         )
         labels = [label for label, records in self.method.records.items() if records]
-        # A text of as many tokens as one may have.
-        text, number = "the " * settings.max_tokens, settings.max_tokens
-        kind = settings.variation
+        # A text of as many tokens as one may have, of which a few are counted.
+        number, shown = settings.max_tokens, min(settings.max_tokens, COUNTED)
+        text, kind = "the " * shown, settings.variation
         random = max(count(self.prompts.random(label, rng)) for label in labels)
         varied = max(count(self.prompts.variation(kind, x, text, number, rng)) for x in labels)
+        varied += number - shown
         calls = self.method.calls_by_purpose
         prefill = calls["random texts"] * random
         prefill += (calls["variations"] + calls["lookahead"]) * varied
