@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 from platformdirs import user_cache_path
-from pyarrow.fs import FileSystem
 
 from dpray.engines.silence import silence_models
 from dpray.extras import Late, require
@@ -207,7 +206,7 @@ def made_once(name: str, make: Callable[[Path], None], cache: Path | None = None
 
 
 def bucket_folder(
-    model: str, key: str, cache: Path | None = None, connect: Connect = FileSystem.from_uri
+    model: str, key: str, cache: Path | None = None, connect: Connect | None = None
 ) -> Path:
     """Return the folder in the user's cache with a bucket's model, fetched at the first call on
     this machine. A pinned model that is there is not looked up again. Raises what `look` and

@@ -15,13 +15,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-import pyarrow
-from pyarrow.fs import FileSelector, FileSystem, FileType
-
+from dpray.extras import Late
 from dpray.io.files import NOT_IN_URLS, disk_is_full, holds_secret
 from dpray.types import InputError, Resumable, first_line
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyarrow import fs
+else:  # a training without Ray needs neither
+    pyarrow, fs = Late("pyarrow"), Late("pyarrow.fs")
 
 BUCKETS = ("s3://", "gs://")
 
@@ -44,7 +49,7 @@ REMEDIES = {
 }
 """The meanings of the messages of `pyarrow.fs`."""
 
-Connect = Callable[[str], tuple[FileSystem, str]]
+Connect = Callable[[str], "tuple[fs.FileSystem, str]"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class BucketFolder:
     """The files of a folder in a bucket, at one time."""
 
     uri: str
-    filesystem: FileSystem
+    filesystem: fs.FileSystem
     root: str
     files: tuple[BucketFile, ...]
 
@@ -87,7 +92,7 @@ def shown_name(model: str) -> str:
     return f"{name} (sha256 {digest})" if digest else name
 
 
-def pinned(model: str, key: str, connect: Connect = FileSystem.from_uri) -> str:
+def pinned(model: str, key: str, connect: Connect | None = None) -> str:
     """Return a bucket's model with the digest of its files now; any other name, and a pinned one,
     as it is. Raises InputError that names `key`, and Resumable, as `look` does."""
     if not in_bucket(model) or without_pin(model)[1]:
@@ -95,7 +100,7 @@ def pinned(model: str, key: str, connect: Connect = FileSystem.from_uri) -> str:
     return f"{model}#{look(model, key, connect).digest}"
 
 
-def look(model: str, key: str, connect: Connect = FileSystem.from_uri) -> BucketFolder:
+def look(model: str, key: str, connect: Connect | None = None) -> BucketFolder:
     """List the files of a model's folder, without hidden ones.
 
     Raises InputError that names `key` for a URI with a secret, a missing bucket or folder, one that
@@ -106,12 +111,12 @@ def look(model: str, key: str, connect: Connect = FileSystem.from_uri) -> Bucket
     if holds_secret(uri) or "@" in uri.partition("?")[2]:
         raise InputError(f"{key}: {NOT_IN_URLS}")
     try:
-        filesystem, root = connect(uri)
-        found = filesystem.get_file_info(FileSelector(root, recursive=True))
+        filesystem, root = (connect or fs.FileSystem.from_uri)(uri)
+        found = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
         sizes = {
             PurePosixPath(info.path).relative_to(root): info.size
             for info in found
-            if info.type == FileType.File
+            if info.type == fs.FileType.File
         }
         names = sorted(str(name) for name in sizes if is_of_model(name))
         if not {*MODEL_FILES} & {*names}:
@@ -176,7 +181,7 @@ def is_of_model(name: PurePath) -> bool:
     return not any(part.startswith(".") or part == "__pycache__" for part in parts)
 
 
-def _tag(filesystem: FileSystem, path: str) -> str:
+def _tag(filesystem: fs.FileSystem, path: str) -> str:
     """Return what changes with a file's content: its entity tag, or the time of its last change."""
     with filesystem.open_input_stream(path) as stream:
         known = {str(name).lower(): value for name, value in (stream.metadata() or {}).items()}
@@ -191,7 +196,7 @@ def _not_whole(key: str, uri: str, name: str) -> InputError:
     )
 
 
-def _missing_shard(filesystem: FileSystem, root: str, names: list[str]) -> str | None:
+def _missing_shard(filesystem: fs.FileSystem, root: str, names: list[str]) -> str | None:
     """Return a file of weights that a whole model would have here, or None. Raises ValueError for
     a file that is no index."""
     for index in names:

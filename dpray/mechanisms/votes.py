@@ -13,6 +13,7 @@ Shapes: M private records, N synthetic texts, D dimensions of an embedding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -88,7 +89,7 @@ class VoteHistogram:
 def count_votes(
     private_MD: npt.NDArray[np.float32],
     synthetic_ND: npt.NDArray[np.float32],
-    device: str | None = None,
+    search_of: Callable[[npt.NDArray[np.float32]], NearestText] | None = None,
 ) -> Counts:
     """Count the private records that are nearest, in L2, to each synthetic text, shape (N,).
 
@@ -96,8 +97,8 @@ def count_votes(
     duplicates included, the first gets the vote. A vector that is 0, not finite or longer than 2
     (embedders give norm 1) stands for no text: such a record casts no vote, a rule on that record,
     and such a synthetic text gets none. The votes of shards add up to the votes of all records.
-    Memory grows with N, not with M. Distances are computed by numpy, or by torch on
-    `device`, for a GPU: it moves no vote.
+    Memory grows with N, not with M. `search_of` makes the search among the texts, by default
+    `NearestText`, on a GPU `dpray.mechanisms.votes_on_device.NearestOnDevice`: it moves no vote.
     Proof: docs/privacy.md, section 3.1.
 
     Raises ValueError for an empty synthetic set and for shapes that do not match.
@@ -115,20 +116,12 @@ def count_votes(
     synthetic_ND, is_text_N = _on_grid(synthetic_ND)
     if not is_text_N.any():
         return counts_N
-    search = _search(synthetic_ND[is_text_N], device)
+    search = (search_of or NearestText)(synthetic_ND[is_text_N])
     place_U = np.flatnonzero(is_text_N)[search.index_U]
     rows = max(1, CELLS // len(synthetic_ND))
     for start in range(0, len(private_MD), rows):
         counts_N[place_U] += search.count(private_MD[start : start + rows])
     return counts_N
-
-
-def _search(rows_ND: npt.NDArray[np.float32], device: str | None) -> NearestText:
-    if device is None:
-        return NearestText(rows_ND)
-    from dpray.mechanisms.votes_on_device import NearestOnDevice  # late: it imports torch
-
-    return NearestOnDevice(rows_ND, device)
 
 
 class NearestText:

@@ -35,7 +35,7 @@ from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.kept_state import stateless_pair
 from dpray.io.files import owners_only, sha256_of
 from dpray.mechanisms.discrete_noise import Counts
-from dpray.mechanisms.votes import VoteHistogram, count_votes
+from dpray.mechanisms.votes import NearestText, VoteHistogram, count_votes
 from dpray.types import InputError, Resumable
 from dpray.workers.cluster import never_repeated
 from dpray.workers.engine import hide_other_gpus, try_to_load
@@ -310,14 +310,22 @@ class Voters:
     def count(self, candidates_ND: Mapping[str, Embeddings]) -> dict[str, Counts]:
         """Count the votes for each label's candidates by the records of that label, shape (N,)
         each."""
-        counts, device = {}, self._of_public.device
-        there = device if device.startswith("cuda") else None
+        counts, search_of = {}, _search_on(self._of_public.device)
         for label, of_label_ND in candidates_ND.items():
             mine = self._parts.get(label, [])
             private_MD = np.concatenate(mine) if mine else np.zeros((0, of_label_ND.shape[1]), "f4")
             self._parts[label] = [private_MD]
-            counts[label] = count_votes(private_MD, of_label_ND, there)
+            counts[label] = count_votes(private_MD, of_label_ND, search_of)
         return counts
+
+
+def _search_on(device: str) -> Callable[[Embeddings], NearestText] | None:
+    """Return the search on a voter's GPU; None without one."""
+    if not device.startswith("cuda"):
+        return None
+    from dpray.mechanisms.votes_on_device import NearestOnDevice  # late: it imports torch
+
+    return partial(NearestOnDevice, device=device)
 
 
 def voters_gpus(config: Config) -> float:

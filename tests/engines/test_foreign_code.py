@@ -68,7 +68,7 @@ def loads() -> Iterator[tuple[str, ast.Call]]:
                 continue
             owner, _, name = ast.unparse(node.func).rpartition(".")
             if name == "SentenceTransformer" or (
-                name == "from_pretrained" and owner not in WITHOUT_CODE
+                name == "from_pretrained" and owner.rpartition(".")[2] not in WITHOUT_CODE
             ):
                 yield f"{path.name}:{node.lineno}", node
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ import torch
 from hypothesis import given, settings
 
 from dpray.mechanisms import votes as host
-from dpray.mechanisms import votes_on_device
 from dpray.mechanisms.votes import count_votes
 from dpray.mechanisms.votes_on_device import NearestOnDevice
+from dpray.workers import shards
 from tests.mechanisms.test_votes import clustered, matrix, population, rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,9 +35,7 @@ WAYS = [InFloat64, InFloat32]
 
 
 def votes_there(way: type[NearestOnDevice], private: np.ndarray, texts: np.ndarray) -> np.ndarray:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "_search", lambda found, device: way(found, DEVICE))
-        return count_votes(private, texts)
+    return count_votes(private, texts, lambda rows: way(rows, DEVICE))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -132,15 +131,7 @@ def test_the_host_searches_where_the_device_fails(
     assert (votes_there(InFloat32, private, texts) == count_votes(private, texts)).all()
 
 
-def test_a_cuda_device_is_searched_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def search(rows: np.ndarray, device: str) -> NearestOnDevice:
-        asked.append(device)
-        return NearestOnDevice(rows, DEVICE)
-
-    monkeypatch.setattr(votes_on_device, "NearestOnDevice", search)
-    private, texts = mixed(100, 20, seed=4)
-    on_host = count_votes(private, texts)
-    assert asked == []
-    assert (count_votes(private, texts, "cuda:0") == on_host).all() and asked == ["cuda:0"]
+def test_a_cuda_device_is_searched_there() -> None:
+    assert shards._search_on("cpu") is None and shards._search_on("mps:0") is None
+    search_of: Any = shards._search_on("cuda:0")
+    assert search_of.func is NearestOnDevice and search_of.keywords == {"device": "cuda:0"}

@@ -165,7 +165,7 @@ def test_a_failure_that_the_first_method_noted_ends_the_chain(
     ("first", "stop_at"),
     [
         ("dp_kps", "1-dp_kps: densities"),
-        ("topics", "2-aug_pe: private emb"),
+        ("topics", "2-aug_pe: embedding rec"),
         ("dp_kps", "2-aug_pe: iteration 2 of 2: votes"),
     ],
 )
@@ -200,7 +200,7 @@ def test_topics_that_were_cut_off_in_the_count_are_counted_once_more_at_no_charg
         patch.setattr("dpray.methods.topics.release.noisy_votes", cut_off)
         with pytest.raises(Resumable):
             watched.run(run)
-    watched.stop_at = "2-aug_pe: private emb"
+    watched.stop_at = "2-aug_pe: embedding rec"
     with pytest.raises(Resumable):
         watched.run(run)
     other = dict.fromkeys("abc", "now, other words")
