@@ -72,8 +72,8 @@ bench: $(INSTALLED)
 	for name in $(basename $(notdir $(wildcard benchmarks/bench_*.py))); do \
 		$(BIN)/python -m benchmarks.$$name || exit 1; done
 
-# Hours: CHAOS_ROUNDS rounds of each method on a cluster on which things fail at random times, and each method
-# killed at each of its points by name. out/chaos.jsonl keeps what became of each. Needs PostgreSQL and faketime.
+# Hours: CHAOS_ROUNDS rounds of each method on a cluster on which things fail at random times, as many in which one
+# process ends at a state, and each method killed at each of its points by name. out/chaos.jsonl keeps what became of each. Needs PostgreSQL and faketime.
 # CHAOS_FIRST goes on with a test that was broken off (tests/chaos/kept.py).
 chaos: export CHAOS_ROUNDS ?= 20
 chaos: $(INSTALLED)
