@@ -1,5 +1,5 @@
-"""What the choice of a step's tokens asks of the device: its tensor operations, and how often the
-host waits for a value.
+"""Counts the tensor operations that choose a step's tokens, and how often the host waits for a
+value.
 
     python -m benchmarks.bench_selection [--json] [--rows 16] [--vocabulary 4096]
 
@@ -45,7 +45,7 @@ VIEWS = {
     "aten.squeeze", "aten.expand", "aten.split", "aten.split_with_sizes", "aten.detach",
     "aten.alias", "aten.t", "aten.transpose", "aten.empty", "aten.new_empty", "aten.empty_like",
 }  # fmt: skip
-"""What computes nothing."""
+"""The operations that compute nothing."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ Actors = tuple[int, int]
 
 class ProgressLog:
     """Writes lines about a long command for the log of a job, with public quantities only. `actors`
-    is asked for each line, and returns None where there are none."""
+    is asked for each line, and returns None for a run without actors."""
 
     def __init__(
         self,

@@ -415,7 +415,7 @@ class Session(Generic[P_co]):
 
     @property
     def rates(self) -> Rates | None:
-        """Return the rates of one engine in this attempt's calls; None if there are none, or an
+        """Return the rates of one engine in this attempt's calls; None without calls, or if an
         endpoint counts no tokens.
 
         Claim: they depend on no private record beyond what the mechanisms released: the calls are

@@ -119,7 +119,7 @@ class SideBySide(Rounding):
 
 @dataclass(frozen=True)
 class Step:
-    """What shares a forward pass: the number of groups, and the new tokens of each row."""
+    """The contents of a forward pass: the number of groups, and the new tokens of each row."""
 
     groups: int
     queries: tuple[int, ...]

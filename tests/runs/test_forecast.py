@@ -177,7 +177,7 @@ def test_the_rates_of_another_run_are_refused(settings: Callable[..., Any], tmp_
 def test_the_rates_of_private_prediction_are_measured_before_its_data_is_opened(
     settings: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """What is in run.json when the files are hashed, before the charge, is in it at the end."""
+    """The rates that run.json has before the charge, when the files are hashed, stay in it."""
     config = parse_config(settings())
     before: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""What Ray reserves for an actor: by public sizes, and never by a record."""
+"""Ray reserves an actor's memory by public sizes, and never by a record."""
 
 from __future__ import annotations
 

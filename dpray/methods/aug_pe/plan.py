@@ -90,11 +90,8 @@ class AugPePlan(Plan):
 
     @property
     def work(self) -> Work:
-        count, settings, rng = (
-            token_counter(self.config.engine),
-            self.settings,
-            np.random.default_rng(0),
-        )
+        count, settings = token_counter(self.config.engine), self.settings
+        rng = np.random.default_rng(0)
         labels = [label for label, records in self.method.records.items() if records]
         # A text of as many tokens as one may have, of which a few are counted.
         number, shown = settings.max_tokens, min(settings.max_tokens, COUNTED)
