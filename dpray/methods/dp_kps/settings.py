@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from dpray.config.sections import (
+    ABOUT_KEYS,
     ENGINE_KEYS,
     Count,
     CountOrZero,
@@ -24,7 +25,7 @@ VOCABULARY_SHARE = Decimal("0.5")
 class DpKpsSettings(TextSettings):
     name: Literal["dp_kps"]
     engines: ClassVar[frozenset[str]] = TextSettings.engines | {"none"}
-    call_keys: ClassVar[frozenset[str]] = ENGINE_KEYS | {
+    call_keys: ClassVar[frozenset[str]] = ENGINE_KEYS | ABOUT_KEYS | {
         "method.document_type", "method.label_in_prompt", "method.few_shot",
         "method.few_shot_examples", "method.max_tokens", "method.generation_temperature",
         "method.least_terms", "method.max_retries", "method.template", "method.schema",
