@@ -18,7 +18,7 @@ from typing import Any
 from dpray.config.config import Config
 from dpray.engines.base import Completion, Engine, EngineError
 from dpray.engines.rates import Rates, measure_rates, rates_of
-from dpray.engines.requests import Request
+from dpray.engines.requests import Request, written
 from dpray.io.columns import is_code
 from dpray.io.files import refuse_cloud, write_durably
 from dpray.mechanisms.labels import largest_remainder
@@ -57,10 +57,10 @@ def preview(
         raise InputError(str(error)) from None
     texts = [
         {
-            "text": calls.released(answer.text),
+            "text": calls.released(written(answer, request)),
             "label": config.data.released_label(label),
             "tokens": answer.completion_tokens,
-            "cut": answer.completion_tokens >= request.sampling.max_tokens,
+            "cut": answer.finish_reason == "length",
         }
         for answer, label, request in zip(answers, labels, calls.requests, strict=True)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,8 @@ class Writer:
     ) -> list[Completion]:
         self.prompts = list(prompts)
         made = [
-            Completion(
-                self.answers[n % len(self.answers)][0], 7, self.answers[n % len(self.answers)][1]
-            )
-            for n in range(len(prompts))
+            Completion(text, 7, tokens, "length" if tokens > 99 else "stop")
+            for text, tokens in islice(cycle(self.answers), len(prompts))
         ]
         for place, each in enumerate(made):
             on_completion(place, each)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.schema.schema import Form
-from dpray.engines.text import TextCodec
+from dpray.engines.text import TextCodec, whole_sentences
 from dpray.io.public_files import FewShot, check_public, read_few_shot, read_terms
 from dpray.io.template_file import About, Template, TextKey, read_template
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
@@ -73,9 +73,12 @@ class PromptTemplate:
         placeholder = self.template.render("placeholder", label=label, terms=self.terms)
         return self._prompt("user", label, examples, text=placeholder)
 
-    def released(self, completion: str, form: Form | None = None) -> str:
+    def released(self, completion: str, form: Form | None = None, *, is_cut: bool = False) -> str:
         """Make the text that is released from what was decoded. One that has a form is whole as it
-        is; of others, blanks around them are left out."""
+        is; of others, blanks around them and the sentence in which `max_tokens` cut them are left
+        out."""
+        if is_cut and form is None and self.template.texts["output"] == TEXTS["output"].default:
+            completion = whole_sentences(completion)
         text = self.template.render("output", completion=completion)
         return text.strip() if form is None else text
 
