@@ -28,7 +28,7 @@ from dpray.io.public_files import check_public, read_few_shot
 from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
-from dpray.methods.dp_kps.settings import DpKpsSettings
+from dpray.methods.dp_kps.settings import TEXTS_FDR, DpKpsSettings
 from dpray.runs.forecast import Work
 from dpray.runs.plan import Choice, Plan, PublicCalls, Signal, with_spent
 from dpray.types import InputError, Prompt
@@ -175,6 +175,8 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     )
     labels = privacy.epsilon_labels if config.data.label_proportions == "measured" else 0.0
     epsilon_vocabulary, epsilon_kde, whole = settings.epsilons(privacy.epsilon, labels)
+    if settings.vocabulary_fdr is None and config.engine.kind != "none":
+        settings = settings.model_copy(update={"vocabulary_fdr": TEXTS_FDR})
     method = DpKps(
         settings=settings,
         labels=tuple(config.data.label_names) or ("",),

@@ -39,7 +39,7 @@ class KeyphrasePrompts:
         kind = {"document_type": self.document_type, "label": label if name_label else ""}
         drawn = self._examples_of(label, rng)
         examples = "".join(render("example", example=example, **kind) for example in drawn)
-        known = kind | {"terms": ", ".join(terms)}
+        known = kind | {"terms": ", ".join(dict.fromkeys(terms))}
         return Prompt(render("user", examples=examples, **known), render("prefix", **known))
 
     def _examples_of(self, label: str, rng: np.random.Generator) -> list[str]:
