@@ -139,7 +139,8 @@ def _part(kind: type[T], run: dict[str, Any], *names: str) -> T:
     found: Any = run
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None
-    if not isinstance(found, kind) or (kind is float and not 0 < found < math.inf):
+    is_number = isinstance(found, float) and 0 < found < math.inf
+    if not isinstance(found, kind) or (kind is float and not is_number):
         key = ".".join(names)
         raise InputError(
             f"{RATE_FROM}: {key} in run.json is not what dpray writes there; give {RATES}"
