@@ -32,7 +32,7 @@ from dpray.runs.forecast import (
 from dpray.runs.privacy_report import Guarantee
 from dpray.terminal import Terminal, add_or_remove, progress_bar, titled_table
 from dpray.types import InputError, Progress
-from dpray.workers.placement import needs
+from dpray.workers.needs import needs
 
 if TYPE_CHECKING:
     from dpray.config.config import Config
