@@ -32,7 +32,8 @@ from dpray.runs.forecast import (
 from dpray.runs.privacy_report import Guarantee
 from dpray.terminal import Terminal, add_or_remove, progress_bar, titled_table
 from dpray.types import InputError, Progress
-from dpray.workers.placement import needs
+from dpray.workers.memory import lacks_size
+from dpray.workers.needs import needs
 
 if TYPE_CHECKING:
     from dpray.config.config import Config
@@ -208,6 +209,8 @@ def _place_in_words(config: Config) -> str:
     needed = str(needs(config)) or "no CPU and no GPU"
     if runtime.gpus_per_actor is None and config.engine.is_local:
         needed += f" (and {config.engine.gpus} GPU an engine, if the cluster has GPUs)"
+    if lacks_size(config):
+        needed += " (without engine.model, whose size is not known here: runtime.memory_per_actor)"
     waits = f"waits for room for {needed}, {runtime.wait:g} s at most (runtime.wait)"
     return f"{waits}; uses room for {runtime.actors} (runtime.actors)"
 
