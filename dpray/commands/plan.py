@@ -150,6 +150,9 @@ EMPTY = {
 }
 
 
+UNSAID = "nothing about the texts: data.about says what they are"
+
+
 def _plan_one(loaded: Config, speed: Speed, on_gpu: bool, as_json: bool) -> None:
     with progress_bar("planning") as on_progress:
         if loaded.engine.is_local and is_at_hand(loaded.engine.model):
@@ -176,6 +179,7 @@ def _plan_one(loaded: Config, speed: Speed, on_gpu: bool, as_json: bool) -> None
     for name, value in (forecast.lines() if forecast else {}).items():
         table.add_row(name, value)
     table.add_row("empty texts", EMPTY[made.config.data.empty])
+    table.add_row("public in prompts", str(made.config.data.about_texts) or UNSAID)
     if made.config.runtime.uses_ray:
         table.add_row("on Ray", _place_in_words(made.config))
     console.print(table)

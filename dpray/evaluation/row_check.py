@@ -195,6 +195,7 @@ class Tally:
             "cut_characters": cut(self.characters, self.data.max_characters - 1),
             "limits": [] if self.codec is None else self._limits(),
             "tokens_not_counted": self.no_tokens,
+            "about": str(self.data.about_texts),
             "public_size": self.data.public_size,
             "proposals": self._proposals(),
         } | self.people.summary()

@@ -61,6 +61,10 @@ class About:
     language: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        words = [f"{label}: {meaning}" for label, meaning in self.labels.items()]
+        return "; ".join(filter(None, (self.about, self.language, *words)))
+
 
 @dataclass(frozen=True)
 class Template:

@@ -224,6 +224,8 @@ def test_what_the_configuration_says_about_the_texts(tmp_path: Path) -> None:
     made = private_prediction.load_template(str(own), about=about)
     assert made.private_prompt("T", "1").user == "Here are letters {of} guests in German: praise. T"
     assert "complaints" in made.private_prompt("T", "2").user, "the configuration's words go first"
+    assert str(about) == "letters {of} guests; German; 1: praise; 2: complaints"
+    assert not str(About())
     bare = private_prediction.load_template(str(own))
     assert bare.private_prompt("T", "2").user == "Here are texts in : from the template. T"
     own.write_text("user: '{text}{about}'\nplaceholder: x\nparts: {about: {if: label, then: a}}\n")
