@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpray.io.public_files import FewShot
-from dpray.io.template_file import packaged
+from dpray.io.template_file import About, packaged
 from dpray.methods.private_prediction.prompts import PACKAGE, load_template
 from dpray.types import InputError
 
@@ -103,3 +103,15 @@ def test_examples_and_terms_that_a_template_does_not_show_are_refused(tmp_path: 
     with pytest.raises(InputError, match=r"own\.yaml: `public` has no \{terms\}, which the method"):
         load_template(str(own)).showing({"": [["a"]]})
     assert load_template(str(own)).showing({}) == load_template(str(own))
+
+
+def test_the_packaged_template_says_what_the_texts_are() -> None:
+    about = About("letters of guests", "German", {"1": "praise"})
+    template = load_template("texts", about=about)
+    prompt = template.private_prompt("Marlowe", "1")
+    assert prompt.user.startswith("Here are letters of guests in German of the kind: praise.")
+    assert (
+        "Text: <one of letters of guests of the kind: praise>" in template.public_prompt("1").user
+    )
+    bare = load_template("texts").public_prompt("1").user
+    assert bare.startswith("Here are texts of the kind: 1.") and "<text of the kind: 1>" in bare
