@@ -94,8 +94,8 @@ def test_all_prompts_of_a_batch_show_the_same_public_examples(of_label: int) -> 
 
 def test_examples_and_terms_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None:
     few_shot = FewShot({None: ["a", "b"]}, 2)
-    with pytest.raises(InputError, match=r"texts: `user` has no \{examples\}, which"):
-        load_template("texts", few_shot)
+    with pytest.raises(InputError, match=r"yelp: `user` has no \{examples\}, which"):
+        load_template("yelp", few_shot)
     own = tmp_path / "own.yaml"
     own.write_text("user: '{examples}{text}{terms}'\npublic: just one")
     with pytest.raises(InputError, match=r"own\.yaml: `public` has no \{examples\}, which"):
