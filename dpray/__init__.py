@@ -58,6 +58,7 @@ __all__ = [
     "evaluate",
     "load",
     "plan",
+    "preview",
     "progress_bar",
     "rehearse",
     "run",
@@ -85,6 +86,29 @@ def plan(config: Config) -> Plan:
     from dpray.methods.registry import make_plan
 
     return make_plan(config)
+
+
+def preview(
+    config: Config,
+    on_progress: OnProgress = no_progress,
+    *,
+    records: int = 5,
+    write: bool = False,
+    build: Callable[..., Engine] | None = None,
+) -> dict[str, Any]:
+    """Return texts that the run's model writes by the public prompts alone, with their time and
+    what to change. Opens no data and charges nothing. With `write`, they are also written to
+    `floor.jsonl` in the output folder, as the floor of an evaluation.
+
+        shown = dpray.preview(config, records=3)
+        [each["text"] for each in shown["texts"]], shown["advice"]
+    """
+    from dpray.methods.registry import make_plan
+    from dpray.runs.preview import preview as preview_texts
+    from dpray.workers.engine import build_engine
+
+    planned = make_plan(config)
+    return preview_texts(planned, records, build or build_engine, on_progress, write)
 
 
 def check(

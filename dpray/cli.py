@@ -22,6 +22,7 @@ COMMANDS = {
     "init": "Write a commented configuration from a file's header and a few answers.",
     "check": "The owner's check of all rows before a run; charges and releases nothing.",
     "plan": "Epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data.",
+    "preview": "Some texts by the public prompts alone: no private record, no charge.",
     "rehearse": "Try the methods on public records, with true noise, at no cost.",
     "run": "Make synthetic records; the same command resumes an unfinished run.",
     "evaluate": "Measure synthetic records against real ones. Not private.",

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
@@ -75,6 +76,9 @@ QUIET_SECONDS, LINE_SECONDS = 10.0, 30.0
 """A log has no line in the first seconds, so that a short command prints only its result; then one
 at each change of activity, and one after so many seconds without a line."""
 
+LAST_SECONDS = 10.0
+"""A command that has ended waits this long for the last lines of its log."""
+
 
 Actors = tuple[int, int]
 """A run's own actors that answer, and the most that it may have."""
@@ -82,7 +86,8 @@ Actors = tuple[int, int]
 
 class ProgressLog:
     """Writes lines about a long command for the log of a job, with public quantities only. `actors`
-    is asked for each line, and returns None for a run without actors."""
+    is asked for each line, and returns None for a run without actors. A thread of its own asks and
+    writes: the command never waits for a cluster that answers late."""
 
     def __init__(
         self,
@@ -96,33 +101,41 @@ class ProgressLog:
         self._began = self._moved = monotonic()
         self._due = self._began + QUIET_SECONDS
         self._shown, self._now = "", Progress(activity)
-        self._ended, self._lock = threading.Event(), threading.Lock()
+        self._given: SimpleQueue[tuple[float, Progress] | None] = SimpleQueue()
 
     def show(self, progress: Progress) -> None:
-        """Take the present progress: a new activity is written at once."""
-        with self._lock:
-            before, self._now = self._now, progress
-            if (before.activity, before.completed) != (progress.activity, progress.completed):
-                self._moved = monotonic()
-            if progress.activity != self._shown and monotonic() >= self._began + QUIET_SECONDS:
-                self._write_line()
+        """Take the present progress. A new activity is a line at once."""
+        self._given.put((monotonic(), progress))
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Write what is due while the block runs."""
+        """Write what is due while the block runs, and what was shown in it."""
         thread = threading.Thread(target=self._write_due, name="dpray-log", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            self._ended.set()
-            thread.join()
+            self._given.put(None)
+            thread.join(LAST_SECONDS)
 
     def _write_due(self) -> None:
-        while not self._ended.wait(max(0.0, self._due - monotonic())):
-            with self._lock:
-                if monotonic() >= self._due:
-                    self._write_line()
+        while True:
+            try:
+                given = self._given.get(timeout=max(0.0, self._due - monotonic()))
+            except Empty:
+                self._write_line()
+                continue
+            if given is None:
+                return
+            self._take(*given)
+
+    def _take(self, time: float, progress: Progress) -> None:
+        before, self._now = self._now, progress
+        if (before.activity, before.completed) != (progress.activity, progress.completed):
+            self._moved = time
+        is_new = progress.activity != self._shown and time >= self._began + QUIET_SECONDS
+        if is_new or monotonic() >= self._due:
+            self._write_line()
 
     def _write_line(self) -> None:
         time, now = monotonic(), self._now

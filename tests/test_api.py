@@ -16,7 +16,7 @@ import dpray
 NAMES = [
     "Budget", "BudgetRefused", "Config", "DprayError", "InputError", "Ledger", "Progress",
     "Resumable", "SyntheticData", "__version__", "audit", "check", "compare", "evaluate",
-    "load", "plan", "progress_bar", "rehearse", "run",
+    "load", "plan", "preview", "progress_bar", "rehearse", "run",
 ]  # fmt: skip
 
 

@@ -27,9 +27,10 @@ COMMANDS = {
     "dpray evaluate": "--delimiter --embedder --encoding --escape --floor --json "
     "--label --out --quote --real --records --schema --seeds --skip-rows "
     "--synthetic --text --train --turns",
-    "dpray init": "--dataset --delimiter --delta --encoding --epsilon --escape --force --json "
-    "--label --labels --look --method --model --no-unit --out --output --public-size --quote "
-    "--records --skip-rows --text --turns --unit --vocabulary -o file",
+    "dpray init": "--about --dataset --delimiter --delta --encoding --epsilon --escape --force "
+    "--json --label --label-about --labels --language --look --method --model --no-unit --out "
+    "--output --public-size --quote --records --skip-rows --text --turns --unit --vocabulary -o "
+    "file",
     "dpray ledger": "",
     "dpray ledger create": "--composition --dataset --delta --epsilon --json --ledger --order "
     "--unit",
@@ -39,6 +40,7 @@ COMMANDS = {
     "dpray ledger verify": "--contains --json --ledger",
     "dpray plan": "--compare --json --per-hour --rate-from --tokens-per-second --write config "
     "overrides",
+    "dpray preview": "--json --records --write config overrides",
     "dpray rehearse": "--epsilon --json --method --out --public --records --write config overrides",
     "dpray report": "--json --no-public --public run_dir",
     "dpray run": "--json config overrides",

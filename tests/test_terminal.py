@@ -59,6 +59,24 @@ def test_a_line_comes_though_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("at_once")
+def test_the_command_asks_for_no_actors_itself() -> None:
+    """A head that answers late would hold it up."""
+    asked_by: list[str] = []
+    lines: list[str] = []
+
+    def actors() -> tuple[int, int]:
+        asked_by.append(threading.current_thread().name)
+        return 3, 4
+
+    log = ProgressLog(lines.append, "starting", actors=actors)
+    with log.running():
+        for activity in ("batches", "writing the release"):
+            log.show(Progress(activity))
+    assert "batches" in lines[-2] and "writing the release" in lines[-1]
+    assert len(asked_by) == len(lines) and {*asked_by} == {"dpray-log"}
+
+
+@pytest.mark.usefixtures("at_once")
 def test_programs_get_objects(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar("starting", as_json=True, actors=lambda: (3, 4)) as show:
         show(Progress("texts", 2, None, "eps 1", 5.5))

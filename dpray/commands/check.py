@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import dpray
-from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.commands.plan import UNSAID, AsJson, ConfigFile, Overrides
 from dpray.evaluation.label_check import in_words
 from dpray.io.near_labels import spelled
 from dpray.terminal import Terminal, progress_bar, titled_table
@@ -51,6 +51,7 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
         "this count",
         soft_wrap=True,
     )
+    console.print(f"Public in prompts: {found['about'] or UNSAID}", soft_wrap=True)
     if found["misfits"]:
         words = "records do not fit method.schema; a run shows them to the model as they are"
         keys = [f"{e['key']} {e['problem']} ({e['records']:,})" for e in found["misfit_keys"]]

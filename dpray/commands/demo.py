@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 from collections import defaultdict
-from contextlib import closing
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
+import dpray
 from dpray.commands.plan import AsJson
 from dpray.commands.run import run_with_progress, show_run
 from dpray.config.config import Config
@@ -137,20 +136,9 @@ def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, object]:
 
 def _floor(config: Config) -> Labelled:
     """Make `max_records` texts from the public prompts only."""
-    from dpray.engines.base import Sampling
-    from dpray.engines.transformers import TransformersEngine
-    from dpray.methods.private_prediction.prompts import load_template
-
     assert isinstance(config.method, PrivatePredictionSettings)
-    template = load_template(config.method.template)
-    a_label = math.ceil((config.method.max_records or 0) / len(config.data.labels))
-    labels = [label for label in config.data.label_names for _ in range(a_label)]
-    prompts = [template.public_prompt(label) for label in labels]
-    sampling = Sampling(max_tokens=config.method.max_tokens)
-    with closing(TransformersEngine(config.engine)) as engine:
-        made = engine.generate(prompts, [sampling] * len(prompts))
-    texts = [(template.released(c.text), label) for c, label in zip(made, labels, strict=True)]
-    return [(text, label) for text, label in texts if text]
+    shown = dpray.preview(config, records=config.method.max_records or 0)
+    return [(each["text"], each["label"]) for each in shown["texts"] if each["text"]]
 
 
 def _labelled(path: Path) -> Labelled:

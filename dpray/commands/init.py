@@ -39,6 +39,15 @@ Labels = Annotated[
     str | None,
     typer.Option(help='The public label set: A,B,"C, with a comma".', metavar="A,B,..."),
 ]
+About = Annotated[
+    str | None,
+    typer.Option(help="PUBLIC: what the texts are, as in `Here are ...`; for the prompts."),
+]
+LabelAbout = Annotated[
+    str | None,
+    typer.Option(help="PUBLIC: what labels mean, for the prompts.", metavar="1: WORDS, 2: ..."),
+]
+Language = Annotated[str | None, typer.Option(help="PUBLIC: the texts' language, as German.")]
 Unit = Annotated[
     str | None, typer.Option(help="The column of the person, if one may have several rows.")
 ]
@@ -91,6 +100,9 @@ def init(
     turns: Turns = None,
     label: Label = None,
     labels: Labels = None,
+    about: About = None,
+    label_about: LabelAbout = None,
+    language: Language = None,
     unit: Unit = None,
     no_unit: NoUnit = False,
     public_size: Size = None,
@@ -115,6 +127,7 @@ def init(
     a terminal, asks for values that no option gives."""
     given = {
         "text": text, "turns": turns, "label": label, "labels": labels, "unit": unit,
+        "about": about, "label_about": label_about, "language": language,
         "public_size": public_size, "epsilon": epsilon, "delta": delta, "method": method,
         "vocabulary": vocabulary, "dataset": dataset, "model": model, "out": out,
     }  # fmt: skip
@@ -148,6 +161,7 @@ def _show_next(target: Path, method: str) -> None:
     steps += [
         (f"check {file}", "reads all rows, for your eyes only; charges nothing"),
         (f"plan {file}", "what a run costs and makes; opens no data"),
+        (f"preview {file}", "some texts by the public prompts alone; opens no data"),
         (f"run {file}", "charges the budget and makes the texts"),
     ]
     for command, words in steps:

@@ -33,7 +33,8 @@ from dpray.runs.forecast import (
 from dpray.runs.privacy_report import Guarantee
 from dpray.terminal import Terminal, add_or_remove, progress_bar, titled_table
 from dpray.types import InputError, Progress
-from dpray.workers.placement import needs
+from dpray.workers.memory import lacks_size
+from dpray.workers.needs import needs
 
 if TYPE_CHECKING:
     from dpray.config.config import Config
@@ -172,6 +173,9 @@ EMPTY = {
 }
 
 
+UNSAID = "nothing about the texts: data.about says what they are"
+
+
 def _plan_one(loaded: Config, speed: Speed, on_gpu: bool, as_json: bool) -> None:
     with progress_bar("planning") as on_progress:
         if loaded.engine.is_local and is_at_hand(loaded.engine.model):
@@ -198,6 +202,7 @@ def _plan_one(loaded: Config, speed: Speed, on_gpu: bool, as_json: bool) -> None
     for name, value in _time(forecast, speed.is_given, work).items():
         table.add_row(name, value)
     table.add_row("empty texts", EMPTY[made.config.data.empty])
+    table.add_row("public in prompts", str(made.config.data.about_texts) or UNSAID)
     if made.config.runtime.uses_ray:
         table.add_row("on Ray", _place_in_words(made.config))
     console.print(table)
@@ -231,6 +236,8 @@ def _place_in_words(config: Config) -> str:
     needed = str(needs(config)) or "no CPU and no GPU"
     if runtime.gpus_per_actor is None and config.engine.is_local:
         needed += f" (and {config.engine.gpus} GPU an engine, if the cluster has GPUs)"
+    if lacks_size(config):
+        needed += " (without engine.model, whose size is not known here: runtime.memory_per_actor)"
     waits = f"waits for room for {needed}, {runtime.wait:g} s at most (runtime.wait)"
     return f"{waits}; uses room for {runtime.actors} (runtime.actors)"
 

@@ -33,7 +33,7 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
 def run_with_progress(config: Config, as_json: bool = False) -> dict[str, object]:
     """Run the configuration with a progress bar of public quantities, or their lines in a log."""
     from dpray.workers.cluster import actors_alive
-    from dpray.workers.placement import most_actors
+    from dpray.workers.needs import most_actors
 
     def actors() -> tuple[int, int] | None:
         alive = actors_alive() if config.runtime.uses_ray else None

@@ -24,6 +24,7 @@ from dpray.io.columns import (
     Label,
     column_of,
     divider,
+    is_code,
     label_name,
     listed_names,
     plain_value,
@@ -60,6 +61,8 @@ HUB_MODEL = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 
 QUESTIONS = {
     "text": "The column of the text ({columns})",
+    "about": "What the texts are, in public words that go on after `Here are`, such as `questions "
+    "that people ask a counsellor online`; empty for none",
     "label": "The column of the label, empty for none",
     "unit": "The column of the person, if one person may have several rows; empty if each row is "
     "another person{likely}",
@@ -87,7 +90,7 @@ def starter_values(
     form = in_encoding(files, form, _known_words(given), looks, ask)
     form = _below_titles(files[0], form, given["text"]) if looks else form
     header = read_file_header(files[0], form)
-    usual = {"label": "", "unit": "", "epsilon": "4", "method": "private_prediction"}
+    usual = {"about": "", "label": "", "unit": "", "epsilon": "4", "method": "private_prediction"}
     usual_column, chats = usual_text(header.columns), conversations(header.columns)
     values = dict(given)
     for key, question in QUESTIONS.items():
@@ -117,10 +120,18 @@ def starter_values(
         words = ask('The public label set: A,B,"C, with a comma"', None)
     if words:
         labels = read_labels(words)
+    codes = [name for name in map(label_name, labels) if is_code(name)]
+    if ask is not None and codes and values["label_about"] is None:
+        values["label_about"] = ask(
+            f"Public words for labels that are codes, such as `{codes[0]}: neoplasms`, with commas "
+            "between; empty for none",
+            "",
+        )
     _check_complete(values | {"labels": labels or None}, header)
     return _usual(path, values) | {
         "path": path,
         "labels": labels,
+        "label_about": read_label_words(values["label_about"]),
         "looked_at": looks and not words,
         "roles": roles,
         "usual_roles": roles == ROLES,
@@ -289,6 +300,19 @@ def read_labels(words: str) -> list[Label]:
     if isinstance(listed, list):
         return listed
     return [_read_label(word.strip()) for word in _WORD.findall(f"{words},")]
+
+
+def read_label_words(words: str | None) -> dict[object, object]:
+    """Return the words for labels of `1: neoplasms, 2: heart disease`. Raises InputError."""
+    if not words:
+        return {}
+    try:
+        parsed = parse_yaml(words if words.lstrip().startswith("{") else f"{{{words}}}")
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict) or not all(parsed.values()):
+        raise InputError("--label-about: words for labels, such as `1: neoplasms, 2: heart`")
+    return parsed
 
 
 def _read_label(word: str) -> Label:

@@ -18,6 +18,7 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    StringConstraints,
     field_validator,
     model_validator,
 )
@@ -26,6 +27,7 @@ from dpray.config.sections import Count, CountOrZero, Section
 from dpray.io.columns import check_labels, label_name, text_of
 from dpray.io.formats import FileFormat, Where, known_encoding, one_sign
 from dpray.io.table import cells_of, object_text, turns_of, turns_text
+from dpray.io.template_file import About
 
 Label = StrictBool | StrictInt | StrictFloat | StrictStr
 
@@ -38,6 +40,7 @@ def as_name(column: object) -> object:
 Column = Annotated[str, BeforeValidator(as_name)]
 Delimiter = Annotated[str | None, AfterValidator(one_sign)]
 Encoding = Annotated[str | None, AfterValidator(known_encoding)]
+Line = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[^\r\n]+$")]
 Quote = Annotated[str, BeforeValidator(lambda sign: "" if sign is None else sign)]
 """`data.quote=` is null in YAML, and no sign."""
 
@@ -75,6 +78,19 @@ class DataConfig(Section):
         None,
         description="public share of each label; null: uniform; measured: by a DP histogram that "
         "costs privacy.epsilon_labels",
+    )
+    about: Line | None = Field(
+        None,
+        description="PUBLIC: what the texts are, in words that go on after `Here are`, such as "
+        "`questions that people ask a counsellor online`; the prompts say it",
+    )
+    label_about: dict[str, Line] = Field(
+        {},
+        description="PUBLIC: what a label means, such as {1: neoplasms}; the prompts say it in "
+        "place of the label",
+    )
+    language: Line | None = Field(
+        None, description="PUBLIC: the language of the texts, such as German; the prompts say it"
     )
     unit: Column | None = Field(
         None,
@@ -150,14 +166,14 @@ class DataConfig(Section):
             check_labels(labels)
         return labels
 
-    @field_validator("label_proportions", mode="before")
+    @field_validator("label_proportions", "label_about", mode="before")
     @classmethod
-    def _shares_by_name(cls, shares: object) -> object:
-        if not isinstance(shares, Mapping):
-            return shares
-        named = {label_name(label): share for label, share in shares.items()}
-        if len(named) < len(shares):
-            raise ValueError("a label has two shares")
+    def _by_name(cls, values: object) -> object:
+        if not isinstance(values, Mapping):
+            return values
+        named = {label_name(label): value for label, value in values.items()}
+        if len(named) < len(values):
+            raise ValueError("a label is there twice")
         return named
 
     @model_validator(mode="after")
@@ -170,6 +186,12 @@ class DataConfig(Section):
             raise ValueError("label: the column of the labels is needed if labels are given")
         if self.unit is None and self.max_records_per_unit != 1:
             raise ValueError("max_records_per_unit: without unit every record is its own unit")
+        return self
+
+    @model_validator(mode="after")
+    def _shares_and_words_are_of_labels(self) -> DataConfig:
+        if unknown := sorted(set(self.label_about) - set(self.label_names)):
+            raise ValueError(f"label_about: '{unknown[0]}' is not in labels")
         if self.label_proportions == "measured":
             if not self.labels:
                 raise ValueError("label_proportions: there are no labels to measure")
@@ -247,6 +269,11 @@ class DataConfig(Section):
         """Return the section for public records with the same columns, without units and blank
         texts."""
         return self.model_copy(update={"unit": None, "max_records_per_unit": 1, "empty": "skip"})
+
+    @property
+    def about_texts(self) -> About:
+        """Return what prompts may say about the texts and the labels."""
+        return About(self.about or "", self.language or "", self.label_about)
 
     @property
     def format(self) -> FileFormat:

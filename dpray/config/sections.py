@@ -242,6 +242,8 @@ class EngineConfig(Section):
 
 
 ENGINE_KEYS = frozenset(f"engine.{name}" for name in EngineConfig.model_fields)
+ABOUT_KEYS = frozenset({"data.about", "data.label_about", "data.language"})
+"""These keys only put words into prompts."""
 
 
 class EmbedderConfig(Section):

@@ -65,8 +65,8 @@ Samplings = Sequence[Sampling]
 
 @dataclass(frozen=True)
 class Completion:
-    """A generated text, without the stop string; its lengths are in tokens. An endpoint says why it
-    ended by a `finish_reason`."""
+    """A generated text, without the stop string; its lengths are in tokens. `finish_reason` is
+    "stop" or, for a text that `max_tokens` cut, "length"; an endpoint may have others."""
 
     text: str = field(repr=False)
     prompt_tokens: int

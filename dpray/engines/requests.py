@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dpray.engines.base import Engine, PlainPrompt, Sampling, TextGenerator
+from dpray.engines.base import Completion, Engine, PlainPrompt, Sampling, TextGenerator
+from dpray.engines.text import whole_sentences
 from dpray.types import InputError, Prompt, Resumable
 
 MOST_EMPTY = 20
@@ -45,7 +46,7 @@ def try_request(engine: TextGenerator, asked: Request) -> None:
         return
     for _ in range(TRIES):
         [answer] = engine.generate([prompt], [sampling], lambda place, done: None)
-        if written(answer.text, asked):
+        if written(answer, asked):
             return
     raise no_text(TRIES, answer.finish_reason)
 
@@ -59,11 +60,18 @@ def no_text(answers: int, finish_reason: str) -> Resumable:
     )
 
 
-def written(answer: str, asked: Request) -> str:
-    """Return the text of an answer, without the thoughts that a model writes first; "" for thoughts
-    without an end. What a schema has formed, or what begins a plain text, is no thought."""
-    if asked.sampling.schema is not None or isinstance(asked.prompt, PlainPrompt):
-        return answer
+def written(done: Completion, asked: Request) -> str:
+    """Return the text of an answer: without the thoughts that a model writes first, "" for thoughts
+    without an end, and without the sentence that `max_tokens` cut. What a schema has formed stays
+    as it is, and what continues a plain text is no thought."""
+    if asked.sampling.schema is not None:
+        return done.text
+    answer = done.text if isinstance(asked.prompt, PlainPrompt) else without_thoughts(done.text)
+    return whole_sentences(answer) if done.finish_reason == "length" else answer
+
+
+def without_thoughts(answer: str) -> str:
+    """Return the text after a model's thoughts, "" if these have no end."""
     # Some chat templates open the thoughts, so that an answer only closes them.
     # Behind the last closing there is no thought with an end: each opening would be sought one.
     end = max((each.end() for each in re.finditer(_CLOSED, answer)), default=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, lru_cache
@@ -233,7 +234,9 @@ class TextCodec:
         text = self.text(prompt_ids, ids[:end])
         stopped = cut_at_stop(text, sampling.stop) if sampling.schema is None else None
         text = text if stopped is None else stopped
-        return Completion(text, len(prompt_ids), min(end + 1, len(ids)))
+        has_ended = stopped is not None or end < len(ids) or len(ids) < sampling.max_tokens
+        reason = "stop" if has_ended else "length"
+        return Completion(text, len(prompt_ids), min(end + 1, len(ids)), reason)
 
     def mask(self, schema: Schema, max_tokens: int) -> TokenMask:
         """Return the mask of a text that begins."""
@@ -379,6 +382,23 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
     """Return `text` up to the earliest stop string, or None if it holds none."""
     ends = [end for end in (text.find(string) for string in stop) if end >= 0]
     return text[: min(ends)] if ends else None
+
+
+_SENTENCE_END = re.compile(r"[.!?…؟۔।][\"'”’»)\]]*(?=\s)|[。！？][”’」』）]*|\S(?=\n)")
+
+LEAST_WHOLE = 0.25
+"""The least part of a text that whole sentences have to be, or it stays as it is: the end may be
+that of an abbreviation."""
+
+
+def whole_sentences(text: str) -> str:
+    """Return a text that was cut up to the end of its last whole sentence or line.
+
+    >>> whole_sentences("The card is here. It does not wo")
+    'The card is here.'
+    """
+    end = max((found.end() for found in _SENTENCE_END.finditer(text)), default=0)
+    return text[:end] if end >= LEAST_WHOLE * len(text) else text
 
 
 def readable_tokens(text_config: Any) -> int:

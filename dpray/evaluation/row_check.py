@@ -200,6 +200,7 @@ class Tally:
             "limits": [] if self.codec is None else self._limits(),
             "tokens_not_counted": self.no_tokens,
             "max_tokens": self._sizes,
+            "about": str(self.data.about_texts),
             "public_size": self.data.public_size,
             "proposals": self._proposals(),
         } | self.people.summary()

@@ -196,6 +196,11 @@ def is_empty(value: object) -> bool:
     return value is None or (isinstance(value, str) and not _VISIBLE.search(value))
 
 
+def is_code(name: str) -> bool:
+    """Return whether a label's name is a number, which says nothing in a prompt."""
+    return name.replace(".", "").lstrip("-").isdigit()
+
+
 def label_name(value: object) -> str:
     """Return a label's name. A name's name is itself. A value that JSON does not have, such as a
     date, goes by its text."""

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
+from typing import Any
 
 import huggingface_hub
 from huggingface_hub import constants
 
+from dpray.io.files import read_json
 from dpray.types import InputError
 
 PATIENCE = 8.0
@@ -63,6 +66,21 @@ def find_on_hub(name: str, key: str) -> str:
             f"{key}: {name} is not on this machine, and the hub {_shown(constants.ENDPOINT)} "
             f"{refusal}; {instead}"
         ) from None
+
+
+@cache
+def files_of_model(name: str) -> tuple[dict[str, int], dict[str, Any]] | None:
+    """Return the sizes of the files of a hub's model, by name, and its config.json, without the
+    weights. None if the hub does not tell within `PATIENCE` seconds. A process asks once for each
+    name."""
+    try:
+        api = huggingface_hub.HfApi(constants.ENDPOINT)
+        found = api.model_info(name, files_metadata=True, timeout=PATIENCE).siblings or ()
+        with TemporaryDirectory() as folder:  # in the cache it would pass for a model's copy
+            file = api.hf_hub_download(name, "config.json", local_dir=folder, etag_timeout=PATIENCE)
+            return {each.rfilename: each.size or 0 for each in found}, read_json(Path(file))
+    except Exception:  # whatever it is: the engine, which loads the model, says so
+        return None
 
 
 @cache

@@ -22,6 +22,9 @@ from dpray.types import InputError, did_you_mean
 
 LONGEST_NAME = 40
 
+ABOUT = ("about", "language")
+"""Every text of a template may have these placeholders, as in `About`."""
+
 Words = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
 
 
@@ -50,9 +53,23 @@ class Part(TemplatePart):
 
 
 @dataclass(frozen=True)
+class About:
+    """Public words about the private texts: what they are, their language, and what the names of
+    labels mean. "" and no words say nothing."""
+
+    about: str = ""
+    language: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        words = [f"{label}: {meaning}" for label, meaning in self.labels.items()]
+        return "; ".join(filter(None, (self.about, self.language, *words)))
+
+
+@dataclass(frozen=True)
 class Template:
     """The checked texts of a template file, by key. `further` are the values of the keys that one
-    method's templates have."""
+    method's templates have. `about` is what the configuration says about the texts."""
 
     texts: Mapping[str, str]
     parts: Mapping[str, Part] = field(default_factory=dict)
@@ -61,12 +78,15 @@ class Template:
     refusals: tuple[str, ...] = ()
     name: str = field(default="", compare=False)
     further: Mapping[str, Any] = field(default_factory=dict)
+    about: About = About()
 
     def render(self, key: str, **values: str) -> str:
         """Put values into a text, in one pass: a brace in a value is a brace. Return "" if the
         template lacks the text."""
         if "label" in values:
-            values["label"] = self.labels.get(values["label"], values["label"])
+            words = {**self.labels, **self.about.labels}
+            values["label"] = words.get(values["label"], values["label"])
+        values |= {"about": self.about.about, "language": self.about.language}
         return self._filled(self.texts.get(key, ""), values)
 
     def shows(self, key: str, placeholder: str) -> bool:
@@ -148,6 +168,7 @@ def read_template(
     package: str,
     keys: Mapping[str, TextKey],
     *required: str,
+    about: About = About(),
     **further: tuple[object, object],
 ) -> Template:
     """Read a template of the package by its name, or a YAML file by its path. It has the `required`
@@ -181,6 +202,7 @@ def read_template(
         checked["refusals"],
         name,
         {key: checked[key] for key in further},
+        about,
     )
     _check(template, keys)
     return template
@@ -204,7 +226,7 @@ def _read(name: str, package: str) -> dict[str, object]:
 def _check(template: Template, keys: Mapping[str, TextKey]) -> None:
     """Refuse the name of a placeholder for a part, and texts without what they need."""
     for name in template.parts:
-        if any(name in key.placeholders for key in keys.values()):
+        if name in ABOUT or any(name in key.placeholders for key in keys.values()):
             raise template.fault("is the name of a placeholder", "parts", name)
     for key, text in template.texts.items():
         _check_names(template, keys[key], text, key)
@@ -222,13 +244,14 @@ def _check_names(template: Template, key: TextKey, text: str, *place: str) -> No
         names = placeholders(text)
     except ValueError as error:
         raise template.fault(str(error), *place) from None
+    known = (*key.placeholders, *ABOUT)
     for name in names:
-        if name in key.placeholders:
+        if name in known:
             continue
         if name not in template.parts or place[0] == "parts":
             raise _unknown(template, name, key, *place)
         part = template.parts[name]
-        if part.placeholder not in key.placeholders:
+        if part.placeholder not in known:
             raise _unknown(template, part.placeholder, key, "parts", name, "if")
         _check_names(template, key, part.then, "parts", name, "then")
         _check_names(template, key, part.otherwise, "parts", name, "else")
@@ -236,7 +259,7 @@ def _check_names(template: Template, key: TextKey, text: str, *place: str) -> No
 
 def _unknown(template: Template, name: str, key: TextKey, *place: str) -> InputError:
     shown = " ".join(name.split())[:LONGEST_NAME]
-    known = _in_braces(key.placeholders, ", ")
+    known = _in_braces((*key.placeholders, *ABOUT), ", ")
     return template.fault(f"has no placeholder {{{shown}}}; there are {known}", *place)
 
 

@@ -8,7 +8,7 @@ have different names in the ledger, because no mechanism has the name of another
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from dpray.methods import load_module
 from dpray.methods.config import ChainSettings
 from dpray.runs.folder import FIRST, ReleaseFolder
 from dpray.runs.forecast import Work
-from dpray.runs.plan import Plan, Reads, label_histogram
+from dpray.runs.plan import Plan, PublicCalls, Reads, label_histogram
 from dpray.types import InputError, RunFailed
 
 if TYPE_CHECKING:  # a plan needs no Ray
@@ -67,6 +67,12 @@ class ChainPlan(Plan):
     @property
     def work(self) -> Work:
         return self.first.work + self.second.work
+
+    def public_calls(self, labels: Sequence[str]) -> PublicCalls:
+        return self.second.public_calls(labels)
+
+    def load_writer(self, build: Callable[..., Engine]) -> Engine:
+        return self.second.load_writer(build)
 
     @property
     def reads(self) -> Reads:

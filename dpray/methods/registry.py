@@ -9,7 +9,7 @@ from typing import Any
 from dpray.config.config import Config
 from dpray.engines.model_path import resolve_model
 from dpray.extras import require
-from dpray.io.bucket import pinned
+from dpray.io.bucket import pinned, without_pin
 from dpray.io.file_list import list_files
 from dpray.io.files import read_json
 from dpray.methods import load_module
@@ -73,10 +73,12 @@ def run(
         is_here = is_local(config)
         for name in sorted(config.method_names):
             require(f"method {name}", *NEEDS.get(name, ()))
-        list_files(config.data.path)
-        config = _with_pinned_models(config)
+        finished = _kept_config(config) if _is_finished(config) else None
+        if finished is None:
+            list_files(config.data.path)
+        config = _with_pinned_models(config, finished)
         # Another `build` may not need this model.
-        if build is build_engine and is_here and config.engine.is_local:
+        if finished is None and build is build_engine and is_here and config.engine.is_local:
             on_progress(Progress("finding the model"))
             resolve_model(config.engine.model)
         on_progress(Progress("planning"))
@@ -87,27 +89,45 @@ def run(
     raise AssertionError("unreachable: `explain_charge` re-raises every error")
 
 
-def _with_pinned_models(config: Config) -> Config:
+def _is_finished(config: Config) -> bool:
+    """Return whether the run in the folder has finished: it is only shown, without its data and
+    its model."""
+    file = Path(config.output.path) / "run.json"
+    return file.exists() and read_json(file, "output.path").get("state") == "finished"
+
+
+def _with_pinned_models(config: Config, finished: dict[str, Any] | None) -> Config:
     """Return the configuration with the models that lie in a bucket pinned to their files now: no
-    process of the run takes others, and a run that began with others is not resumed."""
+    process of the run takes others, and a run that began with others is not resumed. A `finished`
+    run, which is only shown, has the pins of its own configuration, and no bucket is looked at."""
     for name in ("engine", "embedder"):
         section = getattr(config, name)
         if name == "engine" and not config.engine.is_local:
             continue  # the endpoint's own name
-        if (found := pinned(section.model, f"{name}.model")) != section.model:
+        if finished is None:
+            found = pinned(section.model, f"{name}.model")
+        else:
+            kept = (finished.get(name) or {}).get("model", "")
+            found = kept if without_pin(kept)[0] == section.model else section.model
+        if found != section.model:
             config = config.model_copy(update={name: section.model_copy(update={"model": found})})
     return config
+
+
+def _kept_config(config: Config) -> dict[str, Any]:
+    """Return the configuration that the run in the folder has kept, {} if there is none."""
+    from dpray.runs.folder import CONFIG
+
+    kept = Path(config.output.path) / "private" / CONFIG
+    return read_json(kept) if kept.exists() else {}
 
 
 def _as_begun(config: Config) -> Config:
     """Return the configuration with the batch size that the run in the folder chose for `auto`:
     another machine, or other free memory, would give another size."""
-    from dpray.runs.folder import CONFIG
-
-    kept = Path(config.output.path) / "private" / CONFIG
-    if getattr(config.method, "batch_size", None) != "auto" or not kept.exists():
+    if getattr(config.method, "batch_size", None) != "auto":
         return config
-    method = read_json(kept).get("method") or {}
+    method = _kept_config(config).get("method") or {}
     size = method.get("batch_size") if method.get("name") == config.method.name else None
     if not isinstance(size, int):
         return config

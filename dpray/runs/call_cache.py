@@ -127,7 +127,7 @@ def ask_cached(
         on_completion(0)
 
     def keep(place: int, done: Completion) -> None:
-        text = valid_unicode(written(done.text, asked[place]))
+        text = valid_unicode(written(done, asked[place]))
         tokens = (done.prompt_tokens, done.completion_tokens)
         cache.put(Call(names[missing[place]], text, *tokens), done.finish_reason)
         on_completion(done.completion_tokens)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dpray.config.config import Config
 from dpray.engines.kv_cache import may_have_gpu
@@ -13,6 +14,8 @@ from dpray.engines.rates import Rates
 from dpray.engines.text import CHARACTERS, codec_of
 from dpray.io.files import read_json
 from dpray.types import InputError
+
+T = TypeVar("T")
 
 RATE_FROM, RATES, PRICE = "--rate-from", "--tokens-per-second", "--per-hour"
 
@@ -138,34 +141,48 @@ def given_rates(text: str, work: Work) -> Rates:
 def rates_of_run(folder: str, config: Config, work: Work) -> Rates:
     """Return the rates of a finished run of the same method with the same model. Raises InputError
     if it has none, or is of another method or model."""
-    run = read_json(Path(folder) / "run.json", RATE_FROM)
-    before = run.get("config", {})
-    engine, method = before.get("engine", {}), before.get("method", {})
-    if method.get("name") != config.method.name:
+    file = Path(folder) / "run.json"
+    run = read_json(file, RATE_FROM)
+    method = _part(str, run, "config", "method", "name")
+    if method != config.method.name:
         raise InputError(
-            f"{RATE_FROM}: {folder} is a run of {method.get('name')}, which uses models in "
-            f"another way than {config.method.name}; give {RATES}"
+            f"{RATE_FROM}: {folder} is a run of {method}, which uses models in another way than "
+            f"{config.method.name}; give {RATES}"
         )
-    name, now = _name(str(engine.get("model"))), _name(config.engine.model)
-    if (name, engine.get("kind")) != (now, config.engine.kind):
+    kind = _part(str, run, "config", "engine", "kind")
+    name, now = _name(_part(str, run, "config", "engine", "model")), _name(config.engine.model)
+    if (name, kind) != (now, config.engine.kind):
         raise InputError(
-            f"{RATE_FROM}: {folder} used {name} by {engine.get('kind')}, and this plan uses {now} "
-            f"by {config.engine.kind}"
+            f"{RATE_FROM}: {folder} used {name} by {kind}, and this plan uses {now} by "
+            f"{config.engine.kind}"
         )
     if work.train:
         raise InputError(
             f"{RATE_FROM}: a run records no rate of its training, which would tell how many "
             f"records it had; give {RATES} PREFILL,DECODE,TRAIN"
         )
-    try:
-        rates = Rates(**run["rates"])
-        rates.seconds(1, 1)
-        return rates
-    except (KeyError, TypeError, ZeroDivisionError):
+    if run.get("rates") is None:
         raise InputError(
-            f"{RATE_FROM}: {folder}/run.json has no rates: the run has not finished, is of an "
-            f"older version, or its endpoint counts no tokens; give {RATES}"
-        ) from None
+            f"{RATE_FROM}: {file} has no rates: the run has not finished, is of an older version, "
+            f"or its endpoint counts no tokens; give {RATES}"
+        )
+    prefill, decode = (_part(float, run, "rates", name) for name in ("prefill", "decode"))
+    return Rates(prefill, decode, together=_part(bool, run, "rates", "together"))
+
+
+def _part(kind: type[T], run: dict[str, Any], *names: str) -> T:
+    """Return a value in `run.json`, a number above 0 if it is one. Raises InputError that names its
+    key."""
+    found: Any = run
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    is_number = isinstance(found, float) and 0 < found < math.inf
+    if not isinstance(found, kind) or (kind is float and not is_number):
+        key = ".".join(names)
+        raise InputError(
+            f"{RATE_FROM}: {key} in run.json is not what dpray writes there; give {RATES}"
+        )
+    return found
 
 
 def _name(model: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from dpray.accounting.accountant import Cost, calibrate, cost, is_affordable
 from dpray.accounting.composed_events import Composed, SelfComposed
@@ -19,6 +19,7 @@ from dpray.config.config import Config
 from dpray.config.sections import MethodSettings
 from dpray.engines.base import Engine
 from dpray.engines.model_path import tuned_without_noise, with_bases
+from dpray.engines.requests import Request
 from dpray.engines.text import TextCodec
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.monte_carlo import Target
@@ -63,6 +64,21 @@ class Reads:
     column_values: Mapping[str, Sequence[str]] = field(default_factory=dict)
     token_limits: Sequence[TokenLimit] = ()
     checked_first: bool = False
+
+
+@dataclass(frozen=True)
+class PublicCalls:
+    """Requests that show a run's model no private record, and nothing that was measured on one.
+
+    says_about: whether the prompts say `data.about` if it is given.
+    rows: the number of prompts that the run decodes in lockstep; 0 if it makes calls like these.
+    released: makes the text that is released of an answer.
+    """
+
+    requests: Sequence[Request]
+    says_about: bool = False
+    rows: int = 0
+    released: Callable[[str], str] = str.strip
 
 
 @dataclass(frozen=True)
@@ -144,6 +160,15 @@ class Plan(ABC):
         """Make sure by public texts, before the charge, that the run's prompts reach the model.
         Raises InputError, EngineError and Resumable."""
         return  # DP-SGD has no prompts
+
+    def public_calls(self, labels: Sequence[str]) -> PublicCalls:
+        """Return the calls for a text of each label. Raises InputError for a method that writes no
+        texts."""
+        raise InputError(f"method.name: {self.settings.name} writes no texts to preview")
+
+    def load_writer(self, build: Callable[..., Engine]) -> Engine:
+        """Load the model that answers `public_calls`."""
+        return cast(Engine, self.loader(build)())
 
     def summary(self) -> dict[str, Any]:
         """Return the object that `dpray plan --json` prints, without its tokens and forecast."""

@@ -84,6 +84,9 @@ def privacy_report(
         "labels": list(config.data.labels),
         "salt": session.salt,
     } | dict(part.public_inputs)
+    for key in ("about", "label_about", "language"):
+        if value := getattr(config.data, key):
+            public_inputs[key] = value
     common = {
         "method": redacted(plan.method_summary()["method"]),
         "records": records,

@@ -180,23 +180,41 @@ def check_loads(
     gpus = runtime.gpus_per_actor or 0.0
     room = f"{runtime.cpus_per_actor:g} CPU(s)" + (f", {gpus:g} GPU(s)" if gpus else "")
     on_progress(Progress("loading the model", detail=f"on a machine with {room}"))
-    lost: RayError | None = None
-    placement, is_kept = run_placement(), False
-    for _ in range(runtime.max_attempts):
-        actor = _engine_actor(config).remote(load, place=placement.engine())
-        try:
-            _loaded(ray.get(actor.tried.remote()))
-            on_rates(ray.get(actor.rates.remote()))
-            is_kept = "dp_sgd" not in config.method_names
-            return None
-        except RayError as died:
-            lost = died
-        finally:
-            (placement.keep if is_kept else ray.kill)(actor)
-    raise Resumable(
-        f"engine: actors that loaded it were lost {runtime.max_attempts} times "
-        f"({type(lost).__name__})"
+    placement = run_placement()
+
+    def ask(actor: Any) -> None:
+        _loaded(ray.get(actor.tried.remote()))
+        on_rates(ray.get(actor.rates.remote()))
+
+    actor_class = _engine_actor(config)
+    actor = tried_actor(
+        config, "engine", lambda: actor_class.remote(load, place=placement.engine()), ask
     )
+    (ray.kill if "dp_sgd" in config.method_names else placement.keep)(actor)
+    return None
+
+
+def tried_actor(
+    config: Config, key: str, start: Callable[[], Any], ask: Callable[[Any], None]
+) -> Any:
+    """Return an actor that has loaded a model, which `ask` makes sure of before the charge. Raises
+    what `ask` raises, and Resumable if actors are lost again and again; they end then."""
+    attempts = config.runtime.max_attempts
+    for attempt in range(attempts):
+        actor = start()
+        try:
+            ask(actor)
+            return actor
+        except BaseException as error:
+            ray.kill(actor)
+            if not isinstance(error, RayError):
+                raise
+            if attempt == attempts - 1:
+                raise Resumable(
+                    f"{key}: actors that loaded it were lost {attempts} times "
+                    f"({type(error).__name__})"
+                ) from None
+    raise AssertionError("runtime.max_attempts is at least 1")
 
 
 def _loaded(found: T | LoadError) -> T:

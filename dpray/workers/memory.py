@@ -3,7 +3,8 @@
 
 Those are the files of the model and their precision, its vocabulary and context, the parameters of
 the method, and `data.public_size`. No record, no file of records and no number of rows has a part
-in it. Of a model that is not on this machine only the libraries are counted.
+in it. A hub is asked for the sizes of a model that is not on this machine. If it does not tell, and
+for a model in a bucket, only the libraries are counted.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import Any
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.embedder import embedder_at_hand
 from dpray.engines.kv_cache import BYTES, DEFAULT_BYTES, GIB, bytes_per_token
-from dpray.engines.model_path import weights_at_hand
+from dpray.engines.model_path import is_at_hand, is_hub_name, weights_at_hand, with_bases
 from dpray.io.files import read_json
+from dpray.io.hub import files_of_model
 from dpray.types import InputError
 
 PROCESS, LIBRARIES = GIB // 4, GIB * 3 // 4
@@ -35,6 +37,9 @@ ROWS_AT_ONCE = 256
 
 ROWS, ROW_BYTES = 32_768, 4096
 """The rows of a gathered block, and the bytes that are counted for each."""
+
+WEIGHTS = (".safetensors", ".bin")
+"""The files of a model's weights, first the format that is loaded if both are there."""
 
 PASSES = 4
 """A training holds its logits, their gradients and what these are computed from."""
@@ -56,6 +61,13 @@ def reserved(config: Config, role: Role) -> float:
     if (asked := config.runtime.memory_per_actor) is not None:
         return asked * GIB
     return math.ceil(_SIZES[role](config) / STEP) * float(STEP)
+
+
+def lacks_size(config: Config) -> bool:
+    """Return whether nothing is reserved for the language model, because neither this machine nor
+    a hub tells its size."""
+    is_asked = config.engine.is_local and config.runtime.memory_per_actor is None
+    return is_asked and not _Model.of(config.engine).weights
 
 
 def _engine(config: Config) -> int:
@@ -81,7 +93,7 @@ def _voter(config: Config) -> int:
     there while they are put together."""
     model = _Model()
     with suppress(InputError):  # such as adapters of an embedder, which no engine would take
-        model = _Model.found(embedder_at_hand(config.embedder.model))
+        model = _Model.found(embedder_at_hand(config.embedder.model), config.embedder.model)
     records = -(-config.data.public_size // config.runtime.actors)
     return LIBRARIES + 2 * model.weights + 2 * 4 * model.hidden * records
 
@@ -114,24 +126,35 @@ class _Model:
     @classmethod
     def of(cls, engine: EngineConfig) -> _Model:
         with suppress(InputError):
-            return cls.found(weights_at_hand(engine.model))
+            name = "" if is_at_hand(engine.model) else with_bases(engine.model)[-1]
+            return cls.found(weights_at_hand(engine.model), name)
         return cls()
 
     @classmethod
-    def found(cls, folder: Path | None) -> _Model:
-        """Return the sizes of the model in this folder, or of none."""
+    def found(cls, folder: Path | None, name: str) -> _Model:
+        """Return the sizes of the model in this folder, of that with this name on a hub, or of
+        none."""
         if folder is None:
-            return cls()
-        sizes: list[int] = []
+            on_hub = files_of_model(name) if is_hub_name(name) else None
+            return cls._of_files(*on_hub) if on_hub else cls()
+        sizes: dict[str, int] = {}
         read: dict[str, Any] = {}
         with suppress(OSError):  # the engine says what is wrong
-            files = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
-            sizes = [path.stat().st_size for path in files]
+            files = [path for path in folder.iterdir() if path.suffix in WEIGHTS]
+            sizes = {path.name: path.stat().st_size for path in files}
         with suppress(InputError):
             read = read_json(folder / "config.json")
+        return cls._of_files(sizes, read)
+
+    @classmethod
+    def _of_files(cls, sizes: Mapping[str, int], read: Mapping[str, Any]) -> _Model:
+        """The same weights may be there in two formats, of which one is loaded."""
+        names = [name for name in sizes if "/" not in name]
+        of_kind = ([sizes[name] for name in names if name.endswith(kind)] for kind in WEIGHTS)
+        weights = next(filter(None, of_kind), [])
         text = read.get("text_config")
-        config = read | (text if isinstance(text, dict) else {})
-        return cls(sum(sizes), max(sizes, default=0), config)
+        config = {**read, **(text if isinstance(text, dict) else {})}
+        return cls(sum(weights), max(weights, default=0), config)
 
     @property
     def width(self) -> int:

@@ -301,11 +301,14 @@ class WorkerError(Exception):
 @contextmanager
 def without_words() -> Iterator[None]:
     """Raise an error of the system by its number and one of a library by its name only. Those of
-    dpray pass: they quote no record."""
+    dpray pass: they quote no record. If an actor was lost that the worker called, such as one of
+    Ray Train, so is the worker's work: the table of errors has to know it."""
     try:
         yield
     except (DprayError, EngineError):
         raise
+    except ray.exceptions.RayActorError:
+        raise ray.exceptions.RayActorError from None  # its words may be those of the lost one
     except OSError as error:
         number = error.errno or 0
         raise OSError(number, os.strerror(number)) from None

@@ -39,7 +39,7 @@ from dpray.mechanisms.votes import NearestText, VoteHistogram, count_votes
 from dpray.types import InputError, Resumable
 from dpray.workers.cluster import never_repeated
 from dpray.workers.engine import hide_other_gpus, try_to_load
-from dpray.workers.engine_pool import on_pool
+from dpray.workers.engine_pool import on_pool, tried_actor
 from dpray.workers.failures import REPEAT, LostTooOften, find_error, kind_of, own_errors
 from dpray.workers.memory import Role, reserved
 from dpray.workers.placement import run_placement
@@ -335,22 +335,29 @@ def voters_gpus(config: Config) -> float:
 
 def check_voters(config: Config, gpus: float = 0.0) -> None:
     """Load and try a run's embedder where its voters will run, before the charge: one that cannot
-    be used should cost nothing. Raises InputError that says why, Ray's error if the actor is
-    lost."""
+    be used should cost nothing. Raises InputError that says why, Resumable if actors are lost again
+    and again."""
     try:
         if not config.runtime.uses_ray:
             Voters(config)
             return
-        actor = never_repeated(ShardActor, config, gpus, Role.VOTER)
-        voters = actor.remote(config, Voters, place=run_placement().shard())
-        try:
-            with own_errors():
-                if (refused := ray.get(voters.load.remote(pa.table({})))) is not None:
-                    raise refused
-        finally:
-            ray.kill(voters)
+        actor_class = never_repeated(ShardActor, config, gpus, Role.VOTER)
+        ray.kill(
+            tried_actor(
+                config,
+                "embedder",
+                lambda: actor_class.remote(config, Voters, place=run_placement().shard()),
+                _ask_to_load,
+            )
+        )
     except EngineError as error:
         raise InputError(str(error)) from None
+
+
+def _ask_to_load(actor: Any) -> None:
+    with own_errors():
+        if (refused := ray.get(actor.load.remote(pa.table({})))) is not None:
+            raise refused
 
 
 def embedded(voters: Shards[Voters], texts: Sequence[str]) -> Embeddings:

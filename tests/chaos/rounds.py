@@ -1,7 +1,7 @@
 """Ends one process of a run at a state of it, round after round, on a cluster of three nodes.
 
-    python -m tests.chaos.rounds [--method NAME ...] [--rounds 20] [--seed 1] [--by kill|memory]
-        [--minutes 9] [--out out/rounds.jsonl]
+    python -m tests.chaos.rounds [--method NAME ...] [--first 0] [--rounds 20] [--seed 1]
+        [--by kill|memory] [--minutes 9] [--out out/rounds.jsonl]
 
 An undisturbed run of each method counts how often its workers come to each state: records read,
 charged, in the middle of a part, before and after the draw, while and after it is published. In a
@@ -244,7 +244,8 @@ def table(lines: list[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--method", choices=METHODS, action="append")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first round")
+    parser.add_argument("--rounds", type=int, default=20, help="the number after the last one's")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--by", choices=("kill", "memory"), default="kill")
     parser.add_argument("--minutes", type=float, default=1e9, help="no round begins after them")
@@ -258,7 +259,8 @@ def main() -> int:
     made = {tuple(line[name] for name in key) for line in lines}
     with three_nodes(asked.by) as nodes, short() as folder:
         for method in asked.method or METHODS:
-            names = [(asked.by, asked.seed, method, number) for number in range(asked.rounds)]
+            numbers = range(asked.first, asked.rounds)
+            names = [(asked.by, asked.seed, method, number) for number in numbers]
             if not (left := [name for name in names if name not in made]):
                 continue
             rounds = Rounds(method, nodes, folder / method, asked.by)

@@ -35,7 +35,7 @@ NEEDED = ("--public-size", "4000", "--epsilon", "4")
 
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("text", "label", "labels", "unit", "public_size", "epsilon", "delta", "method", "vocabulary",
-     "dataset", "model", "out", "turns")
+     "dataset", "model", "out", "turns", "about", "label_about", "language")
 )  # fmt: skip
 
 
@@ -202,7 +202,9 @@ def test_a_file_is_replaced_by_force_alone(
 
 
 def test_a_person_is_asked_for_the_rest() -> None:
-    replies: Iterator[str] = iter(["text", "Art", "", "500", "2", "aug_pe", "Größe,Alter"])
+    replies: Iterator[str] = iter(
+        ["text", "letters of guests", "Art", "", "500", "2", "aug_pe", "Größe,Alter"]
+    )
     asked: list[str] = []
 
     def ask(question: str, default: str | None) -> str:
@@ -211,16 +213,40 @@ def test_a_person_is_asked_for_the_rest() -> None:
 
     file = semicolons(encoding="utf-8")
     values = starter_values(file, FileFormat(), NOTHING, False, ask)
-    assert len(asked) == 7 and next(replies, None) is None
+    assert len(asked) == 8 and next(replies, None) is None
     write_checked(Path("asked.yaml"), starter(values))
     config = dpray.load("asked.yaml")
     assert (config.data.labels, config.data.public_size) == (("Größe", "Alter"), 500)
     assert (config.privacy.epsilon, config.method.name) == (2.0, "aug_pe")
+    assert config.data.about == "letters of guests"
+
+
+def test_labels_that_are_codes_get_words(folder: Path) -> None:
+    (folder / "notes.csv").write_text("text,code\nMarlowe,1\nagain,2\n")
+    words = {"labels": "1,2", "label": "code", "text": "text", "language": "German"}
+    asked: list[str] = []
+
+    def ask(question: str, default: str | None) -> str:
+        asked.append(question)
+        if "codes" in question:
+            return "1: new growths, 2: heart"
+        return "40" if default is None else default
+
+    values = starter_values("notes.csv", FileFormat(), NOTHING | words, False, ask)
+    write_checked(Path("asked.yaml"), starter(values))
+    data = dpray.load("asked.yaml").data
+    assert data.label_about == {"1": "new growths", "2": "heart"} and data.language == "German"
+    assert any("`1: neoplasms`" in question for question in asked)
+    file = ["init", "notes.csv", *NEEDED, "--label", "code", "--labels", "1,2"]
+    assert run_command([*file, "-o", "b.yaml", "--label-about", "1"]) == 2
+    assert run_command([*file, "-o", "b.yaml", "--label-about", "3: none"]) == 2
+    assert run_command([*file, "-o", "b.yaml", "--label-about", "{2: heart}"]) == 0
+    assert dpray.load("b.yaml").data.label_about == {"2": "heart"}
 
 
 @pytest.mark.parametrize("answer", ["many", "["])
 def test_an_answer_that_is_no_number(answer: str) -> None:
-    replies = iter(["text", "", "", answer, "4", "aug_pe"])
+    replies = iter(["text", "", "", "", answer, "4", "aug_pe"])
     with pytest.raises(dpray.InputError, match="--public-size"):
         starter_values(semicolons(), FileFormat(), NOTHING, False, lambda *_: next(replies))
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from dpray.engines.base import Completion, PlainPrompt, Prompt, Sampling
 from dpray.engines.requests import TRIES, Request, ask_until_accepted, try_request, written
 from dpray.engines.schema.schema import read_schema
+from dpray.engines.text import LEAST_WHOLE, whole_sentences
+from dpray.methods.private_prediction.prompts import load_template
 from dpray.types import InputError, Resumable
 
 
@@ -58,6 +60,12 @@ def test_a_text_of_a_schema_stays_whole() -> None:
 
 
 ASKED = Request("x", Prompt("p"), Sampling(3))
+
+
+def answered(text: str, finish_reason: str = "") -> Completion:
+    return Completion(text, 1, 1, finish_reason)
+
+
 TAGS = [("<think>", "</think>"), ("<reasoning>", "</reasoning>"), ("[THINK]", "[/THINK]")]
 
 
@@ -69,17 +77,17 @@ def test_thoughts_are_no_part_of_a_text(opened: str, closed: str, thought: str, 
         f"{thought}{closed}{text}",  # the chat template has opened them
         f"{opened}{thought}{opened}{closed}{thought}{closed}{text}",
     ):
-        assert written(answer, ASKED) == (text if text.strip() else "")
-    assert written(f"{text}{opened}{thought}{closed}", ASKED) in (text, "")
+        assert written(answered(answer), ASKED) == (text if text.strip() else "")
+    assert written(answered(f"{text}{opened}{thought}{closed}"), ASKED) in (text, "")
     for unclosed in (f"{opened}{thought}", f"{text}{opened}{thought}"):
-        assert written(unclosed, ASKED) == ""
+        assert written(answered(unclosed), ASKED) == ""
 
 
 @pytest.mark.parametrize("opened", ["<think>", "[THINK]", "</think><think>"])
 def test_an_answer_of_opened_thoughts_takes_no_time(opened: str) -> None:
     """A model that repeats itself, or an endpoint, may write as many as an answer has room for."""
     began = time.monotonic()
-    assert written(opened * 200_000, ASKED) == ""
+    assert written(answered(opened * 200_000), ASKED) == ""
     assert time.monotonic() - began < 20
 
 
@@ -90,7 +98,7 @@ def test_what_has_a_form_or_goes_on_a_plain_text_has_no_thoughts() -> None:
         Request("x", PlainPrompt("p"), Sampling(3)),
         Request("x", Prompt("p"), Sampling(3, schema=schema)),
     ):
-        assert written(answer, asked) == answer
+        assert written(answered(answer), asked) == answer
 
 
 class Endpoint:
@@ -116,3 +124,34 @@ def test_a_local_model_needs_room_for_the_prompt_and_its_text(engine: Any) -> No
     try_request(engine, Request("x", Prompt("p"), Sampling(256 - tokens)))
     with pytest.raises(InputError, match=r"^method\.max_tokens: .* more than the context"):
         try_request(engine, Request("x", Prompt("p"), Sampling(257 - tokens)))
+
+
+WHOLE = [
+    ("The card is here. It does not wo", "The card is here."),
+    ('She said "no." Then he', 'She said "no."'),
+    ("第一句。第二", "第一句。"),
+    ("هل وصلت البطاقة؟ لم", "هل وصلت البطاقة؟"),
+    ("one item\nanother it", "one item"),
+    ("no end of a sentence he", "no end of a sentence he"),
+    ("Dr. Marlowe was here all the time and sa", "Dr. Marlowe was here all the time and sa"),
+    ("It costs 3.5 euros. About 4.2", "It costs 3.5 euros."),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("cut", "whole"), WHOLE)
+def test_a_cut_text_ends_after_its_last_whole_sentence(cut: str, whole: str) -> None:
+    assert written(answered(cut, "length"), ASKED) == (whole if whole.strip() else "")
+    assert written(answered(cut, "stop"), ASKED) == (cut if cut.strip() else "")
+    schema = Request("x", Prompt("p"), Sampling(3, schema=read_schema({"regex": ".*"})))
+    assert written(answered(cut, "length"), schema) == cut
+    template = load_template("texts")
+    assert template.released(cut, is_cut=True) == whole
+    assert template.released(cut) == cut
+    assert load_template("json").released(cut, is_cut=True) == f"{{{cut}".strip()
+
+
+@given(st.text(alphabet='ab .。"\n!', max_size=60))
+def test_whole_sentences_are_a_beginning_of_the_text(text: str) -> None:
+    whole = whole_sentences(text)
+    assert text.startswith(whole) and len(whole) >= LEAST_WHOLE * len(text)

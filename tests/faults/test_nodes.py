@@ -78,14 +78,15 @@ def test_driver_then_a_worker_then_a_node_lost_in_mid_training(
             assert_charged(run, run.finish(process).report, faults=3)
 
 
-def test_the_controller_of_a_training_lost_in_mid_training(
-    training: Callable[..., Runs], cluster: Cluster
+@pytest.mark.parametrize("lost", ["TrainController", "SynchronizationActor"])
+def test_an_actor_of_ray_train_lost_in_mid_training(
+    training: Callable[..., Runs], cluster: Cluster, lost: str
 ) -> None:
     """The ranks of the next attempt get the room of the last ones. This cluster, with room for no
     other rank, has no dashboard, without which Ray Train leaves a lost controller's group."""
     run = training(runtime__actors=1, runtime__cpus_per_actor=3)
     process = run.start()
     with held_in_mid_training(run, process, cluster.head):
-        [controller] = cluster.workers("TrainController")
-        controller.kill()
+        [actor] = cluster.workers(lost)
+        actor.kill()
     assert_charged(run, run.finish(process).report, faults=1)

@@ -64,7 +64,7 @@ def dying(folder: Path, state: str, times: int, low_on_memory: bool = False) -> 
 
         def load(self, block: pa.Table) -> Exception | None:
             found = super().load(block)
-            come_to("load" if block.num_rows else "")
+            come_to("load" if block.num_rows else "tried")
             return found
 
         def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
@@ -142,6 +142,7 @@ def released(run: Config) -> bytes:
 @pytest.mark.parametrize(
     ("method", "state"),
     [
+        ("aug_pe", "tried"),
         ("aug_pe", "load"),
         ("aug_pe", "embed"),
         ("aug_pe", "count"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,20 +13,37 @@ from time import monotonic
 
 import pytest
 
-from dpray.io.hub import PATIENCE, check_dataset, find_on_hub
+from dpray.io.hub import PATIENCE, check_dataset, files_of_model, find_on_hub
 from dpray.types import InputError
+
+CONFIG = {"torch_dtype": "bfloat16", "vocab_size": 2**16, "max_position_embeddings": 4096}
 
 
 @contextmanager
-def a_hub(status: int, error_code: str = "") -> Iterator[str]:
-    """Serve `status` for every file, and yield the address."""
+def a_hub(status: int, error_code: str = "", files: dict[str, int] | None = None) -> Iterator[str]:
+    """Serve `status` for every file, and CONFIG as its content, and yield the address. `files` are
+    the sizes of the files of every model."""
+    content = json.dumps(CONFIG).encode()
 
     class Answer(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             self.send_response(status)
             if error_code:
                 self.send_header("X-Error-Code", error_code)
+            self.send_header("ETag", '"1"')
+            self.send_header("X-Repo-Commit", "0" * 40)
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
+
+        def do_GET(self) -> None:
+            answer = content
+            if self.path.startswith("/api/models/"):
+                siblings = [{"rfilename": name, "size": files[name]} for name in files or {}]
+                answer = json.dumps({"id": "owner/name", "siblings": siblings}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -61,6 +79,7 @@ def be_asked(monkeypatch: pytest.MonkeyPatch, endpoint: str, patience: float = 3
     monkeypatch.setattr("dpray.io.hub.PATIENCE", patience)
     find_on_hub.cache_clear()
     check_dataset.cache_clear()
+    files_of_model.cache_clear()
 
 
 def test_a_model_that_the_hub_has_keeps_its_name(ask: Callable[..., str]) -> None:
@@ -122,3 +141,24 @@ def test_a_copy_that_was_downloaded_before_needs_no_hub(
     (model / "refs").mkdir()
     (model / "refs" / "main").write_text(commit)
     assert ask(f"http://127.0.0.1:{port}") == str(copy)
+
+
+def test_a_hub_tells_the_sizes_of_a_model_and_its_cache_has_no_copy_then(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    files = {"config.json": 9, "model.safetensors": 2**30}
+    with a_hub(200, files=files) as endpoint:
+        be_asked(monkeypatch, endpoint)
+        assert files_of_model("owner/name") == (files, CONFIG)
+    assert [*tmp_path.iterdir()] == []
+    for status, code in ((401, "RepoNotFound"), (200, "")):
+        with a_hub(status, code) as endpoint:
+            be_asked(monkeypatch, endpoint)
+            assert files_of_model("owner/name") == (None if status == 401 else ({}, CONFIG))
+
+
+def test_a_hub_that_never_tells_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        be_asked(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}", patience=0.1)
+        assert files_of_model("owner/name") is None

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.cli import run_command
-from dpray.io.template_file import Part, Template, TextKey, read_template
+from dpray.io.template_file import About, Part, Template, TextKey, read_template
 from dpray.methods.aug_pe import prompts as aug_pe
 from dpray.methods.dp_kps import prompts as dp_kps
 from dpray.methods.private_prediction import prompts as private_prediction
@@ -210,3 +210,24 @@ def test_plan_refuses_and_run_charges_nothing(
         assert f"dpray: method.template: {own}: `user` has no placeholder" in err
         assert err.count("\n") == 1
     assert not (tmp_path / "ledger.db").exists()
+
+
+def test_what_the_configuration_says_about_the_texts(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "user: 'Here are {things} in {language}: {label}. {text}'\n"
+        "placeholder: x\n"
+        "parts: {things: {if: about, then: '{about}', else: texts}}\n"
+        "labels: {2: from the template}\n"
+    )
+    about = About("letters {of} guests", "German", {"1": "praise", "2": "complaints"})
+    made = private_prediction.load_template(str(own), about=about)
+    assert made.private_prompt("T", "1").user == "Here are letters {of} guests in German: praise. T"
+    assert "complaints" in made.private_prompt("T", "2").user, "the configuration's words go first"
+    assert str(about) == "letters {of} guests; German; 1: praise; 2: complaints"
+    assert not str(About())
+    bare = private_prediction.load_template(str(own))
+    assert bare.private_prompt("T", "2").user == "Here are texts in : from the template. T"
+    own.write_text("user: '{text}{about}'\nplaceholder: x\nparts: {about: {if: label, then: a}}\n")
+    with pytest.raises(InputError, match="is the name of a placeholder"):
+        private_prediction.load_template(str(own))

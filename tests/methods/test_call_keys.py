@@ -19,6 +19,7 @@ MECHANISMS: dict[type[MethodSettings], set[str]] = {
     },
     DpKpsSettings: {
         "name", "vocabulary", "stop_words", "phrases_per_record", "vocabulary_size",
+        "vocabulary_fdr",
         "sequence_length", "epsilon_vocabulary", "epsilon_kde", "estimator", "features", "noise",
         "sampling", "ensemble", "records", "temperature", "top_m", "threshold", "contrast",
         "bandwidth",

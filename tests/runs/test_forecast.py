@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -199,11 +200,19 @@ def test_the_rates_of_another_run_are_refused(settings: Callable[..., Any], tmp_
     assert found() == Rates(1.0, 2.0)
     for changes, said in (
         ({"config": {"method": {"name": "aug_pe"}}}, "is a run of aug_pe"),
+        ({"config": []}, r"config\.method\.name in run"),
+        ({"config": {"method": ["aug_pe"]}}, r"config\.method\.name in run"),
+        ({"config": run["config"] | {"engine": "vllm"}}, r"config\.engine\.kind in run"),
+        ({"config": run["config"] | {"engine": engine | {"model": 3}}}, r"engine\.model in run"),
         ({"config": run["config"] | {"engine": engine | {"model": "other"}}}, "used other by"),
         ({"config": run["config"] | {"engine": engine | {"kind": "vllm"}}}, "used tiny by vllm"),
         ({"rates": None}, "has no rates"),
-        ({"rates": {"prefill": 0, "decode": 1}}, "has no rates"),
-        ({"rates": {"prefill": "fast", "decode": 1}}, "has no rates"),
+        ({"rates": [1.0, 2.0]}, r"rates\.prefill in run"),
+        *(
+            ({"rates": run["rates"] | {name: wrong}}, rf"rates\.{name} in run\.json is not")
+            for name in ("prefill", "decode", "together")
+            for wrong in (0.0, -1.0, math.inf, math.nan, 10**400, "fast", None, {}, [1.0])
+        ),
     ):
         with pytest.raises(InputError, match=f"^--rate-from: .*{said}"):
             found(**changes)

@@ -20,6 +20,7 @@ from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
 from dpray.runs import runner, session
+from dpray.runs.folder import CONFIG
 from dpray.runs.privacy_report import NOT_COVERED
 from dpray.runs.session import LOSSES
 from dpray.types import Budget, InputError, LedgerError, Resumable
@@ -373,3 +374,21 @@ def test_a_measured_label_histogram_is_not_drawn_twice(
 def test_labels_that_cost_all_of_epsilon_are_refused(settings: Settings) -> None:
     with pytest.raises(InputError, match=r"privacy\.epsilon_labels"):
         parse_config(settings(data__label_proportions="measured", privacy__epsilon_labels=50.0))
+
+
+def test_a_finished_run_is_shown_without_its_data_and_its_model(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """No bucket is looked at: at this address none answers, and the run would not be shown."""
+    report = release(parse_config(settings()))
+    in_bucket = "s3://models/tiny?endpoint_override=127.0.0.1:1"
+    for path in (tmp_path / "out" / "run.json", tmp_path / "out" / "private" / CONFIG):
+        kept = json.loads(path.read_text())
+        shown = kept.get("config", kept)
+        shown["engine"]["model"] = f"{in_bucket}#0123456789abcdef"
+        path.write_text(json.dumps(kept))
+    Path(settings()["data"]["path"]).unlink()
+    assert methods.run(parse_config(settings(engine__model=in_bucket))) == report
+    other = parse_config(settings(engine__model=f"{in_bucket}#fedcba9876543210"))
+    with pytest.raises(InputError, match=r"began with another configuration .*engine\.model"):
+        methods.run(other)

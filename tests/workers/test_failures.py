@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from dpray.methods.dp_sgd.training import ranks
 from dpray.types import DprayError, InputError
 from dpray.workers import rows
-from dpray.workers.failures import WorkerError, find_error, own_errors
+from dpray.workers.failures import Kind, WorkerError, find_error, kind_of, own_errors
 from dpray.workers.rows import without_words
 from dpray.workers.shards import ShardActor
 
@@ -85,6 +85,15 @@ def test_an_error_of_the_system_keeps_its_number() -> None:
 def test_an_error_of_dpray_passes() -> None:
     with pytest.raises(InputError, match=r"row 3 has no text"), without_words():
         raise InputError("row 3 has no text")
+
+
+def test_the_loss_of_an_actor_that_a_worker_called_is_a_loss_without_its_words() -> None:
+    lost = ActorDiedError(RayTaskError("f", WORD, ValueError(WORD)))
+    assert WORD in str(lost)
+    with pytest.raises(RayActorError) as caught, without_words():
+        raise lost
+    assert kind_of(caught.value) is Kind.LOST
+    assert WORD not in str(caught.value) and caught.value.__cause__ is None
 
 
 def wrapped(error: Exception) -> Exception:

@@ -12,7 +12,8 @@ import pytest
 from dpray.config.config import Config
 from dpray.engines.kv_cache import GIB
 from dpray.methods.config import parse_config
-from dpray.workers.memory import Role, reserved
+from dpray.workers.memory import Role, lacks_size, reserved
+from tests.io.test_hub import a_hub, be_asked
 
 AUG_PE, DP_KPS = {"name": "aug_pe"}, {"name": "dp_kps"}
 DP_SGD = {"name": "dp_sgd", "micro_batch_size": 64, "max_length": 512}
@@ -77,6 +78,23 @@ def test_a_reservation_is_the_sum_of_public_sizes(
     config: Callable[..., Config], role: Role, changes: dict[str, Any], gib: float
 ) -> None:
     assert reserved(config(**changes), role) / GIB == pytest.approx(gib, abs=1e-9)
+
+
+def test_a_model_on_a_hub_is_counted_by_what_the_hub_tells(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"a.safetensors": GIB * 5 // 8, "b.safetensors": GIB * 3 // 8}
+    others = {"pytorch_model.bin": GIB, "onnx/model.safetensors": GIB}
+    made = config(engine__model="hub/tells", engine__kind="vllm")
+    with a_hub(200, files=files | others) as endpoint:
+        be_asked(monkeypatch, endpoint)
+        assert reserved(made, Role.ENGINE) / GIB == 0.75 + 2 + 2 + 1 / 8 + 1 / 8
+        assert not lacks_size(made)
+    with a_hub(401, "RepoNotFound") as endpoint:
+        be_asked(monkeypatch, endpoint)
+        assert reserved(made, Role.ENGINE) / GIB == 0.75 + 2 + 1 / 8
+        assert lacks_size(made)
+        assert not lacks_size(config(engine__model="hub/tells", runtime__memory_per_actor=9))
 
 
 @pytest.mark.parametrize(

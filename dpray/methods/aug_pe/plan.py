@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,6 +27,7 @@ from dpray.runs.forecast import Work
 from dpray.runs.plan import (
     Choice,
     Plan,
+    PublicCalls,
     Signal,
     first_enough,
     resolved_noise_multiplier,
@@ -76,6 +77,15 @@ class AugPePlan(Plan):
         try_request(
             engine, Request("trial", prompt, sampling(self.settings, None, stop, self.schema))
         )
+
+    def public_calls(self, labels: Sequence[str]) -> PublicCalls:
+        asked = sampling(self.settings, None, self.prompts.template.stop, self.schema)
+        rng = np.random.default_rng()
+        requests = [
+            Request(f"preview-{number}", self.prompts.random(label, rng), asked)
+            for number, label in enumerate(labels)
+        ]
+        return PublicCalls(requests, self.prompts.template.shows("random", "about"))
 
     def audit_targets(self) -> Iterator[Target]:
         """Yield one vote histogram, and those of all iterations together."""
@@ -165,7 +175,9 @@ def with_noise(config: Config, settings: AugPeSettings, noise: float | None = No
 def prompts_of(config: Config, settings: AugPeSettings) -> VariationPrompts:
     """Load the template and the public terms that it shows. Raises InputError if one is wrong."""
     check_public(settings.template, "method.template", config.data.path)
-    prompts = load_variation_prompts(settings.template, settings.variation, config.data.proportions)
+    prompts = load_variation_prompts(
+        settings.template, settings.variation, config.data.proportions, config.data.about_texts
+    )
     return prompts.showing(read_terms(settings.terms, config.data.label_names, config.data.path))
 
 

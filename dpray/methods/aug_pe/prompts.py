@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from dpray.io.columns import label_name
-from dpray.io.template_file import Template, TextKey, Words, read_template
+from dpray.io.template_file import About, Template, TextKey, Words, read_template
 from dpray.types import Prompt
 
 PACKAGE = "dpray.methods.aug_pe"
@@ -84,6 +84,7 @@ def load_variation_prompts(
     name_or_path: str,
     variation: Variation = "paraphrase",
     labels: Iterable[str] = ("",),
+    about: About = About(),
 ) -> VariationPrompts:
     """Load a packaged template by its name, or a YAML file. Raises InputError if it is wrong, or if
     it has no keywords for one of the public `labels`."""
@@ -93,6 +94,7 @@ def load_variation_prompts(
         TEXTS,
         "random",
         variation,
+        about=about,
         styles=(Words, ()),
         keywords=(Words | dict[Any, Words | None], ()),
     )

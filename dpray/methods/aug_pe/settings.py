@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from dpray.config.sections import (
+    ABOUT_KEYS,
     ENGINE_KEYS,
     Count,
     CountOrZero,
@@ -20,7 +21,7 @@ from dpray.config.sections import (
 class AugPeSettings(TextSettings):
     name: Literal["aug_pe"]
     can_run_without_noise: ClassVar[bool] = True
-    call_keys: ClassVar[frozenset[str]] = ENGINE_KEYS | {
+    call_keys: ClassVar[frozenset[str]] = ENGINE_KEYS | ABOUT_KEYS | {
         "method.variation", "method.template", "method.mask_probability", "method.temperature",
         "method.top_p", "method.max_tokens", "method.word_var", "method.tokens_per_word",
         "method.min_words", "method.max_retries", "method.schema",

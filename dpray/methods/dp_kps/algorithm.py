@@ -156,9 +156,14 @@ class DpKps:
         return self.vocabulary.count(matcher.first_terms(text, S) for text in texts)
 
     def noisy_vocabulary(self, counts_V: Counts, rng: np.random.Generator) -> list[int]:
-        """Return the ids of the private vocabulary's N terms: the first noisy output."""
-        noisy_V = self.vocabulary(counts_V)
-        return self.vocabulary.top(noisy_V, self.settings.vocabulary_size, rng)
+        """Return the ids of the private vocabulary's N terms, or of fewer that stand above the
+        noise, but enough for one sequence: the first noisy output."""
+        settings, noisy_V = self.settings, self.vocabulary(counts_V)
+        number = settings.vocabulary_size
+        if settings.fdr < 1:
+            real = self.vocabulary.above_noise(noisy_V, settings.fdr)
+            number = min(number, max(real, settings.sequence_length))
+        return self.vocabulary.top(noisy_V, number, rng)
 
     def noisy_sums(self, sums: Sums) -> Sums:
         """Add the noise to the sums of one class over all records: the second noisy output. Every

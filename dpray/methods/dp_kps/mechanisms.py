@@ -92,6 +92,19 @@ class VocabularyHistogram:
         order = np.lexsort((rng.random(self.size), -noisy_V))
         return [int(term_id) for term_id in order[:number]]
 
+    def above_noise(self, noisy_V: Counts, rate: float) -> int:
+        """Return the largest number k of highest noisy counts of which at most `rate` * k are
+        expected to be noise alone: the rule of Benjamini and Hochberg (1995), with all V terms
+        taken for absent. Post-processing.
+
+        The noise Z of an absent term has P(Z >= y) = exp(-y / scale) / (1 + exp(-1 / scale)) for a
+        whole number y above 0.
+        """
+        counts_K = np.sort(noisy_V[noisy_V > 0])[::-1].astype(np.float64)
+        noise_K = self.size * np.exp(-counts_K / self.scale) / (1 + math.exp(-1 / self.scale))
+        kept = np.flatnonzero(noise_K <= rate * np.arange(1, len(counts_K) + 1))
+        return int(kept[-1]) + 1 if len(kept) else 0
+
 
 @dataclass(frozen=True)
 class FourierFeatures:

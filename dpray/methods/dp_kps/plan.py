@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -28,9 +28,9 @@ from dpray.io.public_files import check_public, read_few_shot
 from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
-from dpray.methods.dp_kps.settings import DpKpsSettings
+from dpray.methods.dp_kps.settings import TEXTS_FDR, DpKpsSettings
 from dpray.runs.forecast import Work
-from dpray.runs.plan import Choice, Plan, Signal, with_spent
+from dpray.runs.plan import Choice, Plan, PublicCalls, Signal, with_spent
 from dpray.types import InputError, Prompt
 
 NOISE_FACTORS = (2.0**-20, 4.0)
@@ -78,6 +78,24 @@ class DpKpsPlan(Plan):
         terms = public_terms(self)[: self.settings.sequence_length]
         rng, name_label = np.random.default_rng(0), self.settings.label_in_prompt
         return self.prompts.prompt(terms, label, rng, name_label=name_label)
+
+    def public_calls(self, labels: Sequence[str]) -> PublicCalls:
+        """Ask for texts with random terms of the public vocabulary."""
+        if not self.makes_texts:
+            return super().public_calls(labels)
+        settings, rng = self.settings, np.random.default_rng()
+        terms = public_terms(self)[: settings.vocabulary_size]
+
+        def prompt(label: str) -> Prompt:
+            chosen = rng.choice(terms, min(settings.sequence_length, len(terms)), replace=False)
+            name_label = settings.label_in_prompt
+            return self.prompts.prompt(chosen.tolist(), label, rng, name_label=name_label)
+
+        requests = [
+            Request(f"preview-{number}", prompt(label), self.sampling)
+            for number, label in enumerate(labels)
+        ]
+        return PublicCalls(requests, self.prompts.template.shows("user", "about"))
 
     @property
     def work(self) -> Work:
@@ -152,9 +170,13 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     few_shot = read_few_shot(settings.few_shot, settings.few_shot_examples, config.data.path)
     for key in ("template", "vocabulary"):
         check_public(getattr(settings, key), f"method.{key}", config.data.path)
-    prompts = load_keyphrase_prompts(settings.template, settings.document_type, few_shot)
+    prompts = load_keyphrase_prompts(
+        settings.template, settings.document_type, few_shot, config.data.about_texts
+    )
     labels = privacy.epsilon_labels if config.data.label_proportions == "measured" else 0.0
     epsilon_vocabulary, epsilon_kde, whole = settings.epsilons(privacy.epsilon, labels)
+    if settings.vocabulary_fdr is None and config.engine.kind != "none":
+        settings = settings.model_copy(update={"vocabulary_fdr": TEXTS_FDR})
     method = DpKps(
         settings=settings,
         labels=tuple(config.data.label_names) or ("",),

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dpray.io.public_files import FewShot
-from dpray.io.template_file import Template, TextKey, read_template
+from dpray.io.template_file import About, Template, TextKey, read_template
 from dpray.types import Prompt
 
 PACKAGE = "dpray.methods.dp_kps"
 
-ABOUT = ("document_type", "label")
+KIND = ("document_type", "label")
 TEXTS = {
-    "user": TextKey(("terms", *ABOUT, "examples"), needed=("terms",)),
-    "prefix": TextKey(("terms", *ABOUT)),
-    "example": TextKey(("example", *ABOUT), needed=("example",), default="{example}\n\n"),
+    "user": TextKey(("terms", *KIND, "examples"), needed=("terms",)),
+    "prefix": TextKey(("terms", *KIND)),
+    "example": TextKey(("example", *KIND), needed=("example",), default="{example}\n\n"),
 }
 
 
@@ -36,10 +36,10 @@ class KeyphrasePrompts:
         """Make the prompt for a sequence of the class `label`; with `name_label` it names the
         class. `rng` draws the examples."""
         render = self.template.render
-        about = {"document_type": self.document_type, "label": label if name_label else ""}
+        kind = {"document_type": self.document_type, "label": label if name_label else ""}
         drawn = self._examples_of(label, rng)
-        examples = "".join(render("example", example=example, **about) for example in drawn)
-        known = about | {"terms": ", ".join(terms)}
+        examples = "".join(render("example", example=example, **kind) for example in drawn)
+        known = kind | {"terms": ", ".join(dict.fromkeys(terms))}
         return Prompt(render("user", examples=examples, **known), render("prefix", **known))
 
     def _examples_of(self, label: str, rng: np.random.Generator) -> list[str]:
@@ -50,8 +50,11 @@ class KeyphrasePrompts:
 
 
 def load_keyphrase_prompts(
-    name_or_path: str, document_type: str, few_shot: FewShot | None = None
+    name_or_path: str,
+    document_type: str,
+    few_shot: FewShot | None = None,
+    about: About = About(),
 ) -> KeyphrasePrompts:
     """Load a packaged template by its name, or a YAML file. Raises InputError if it is wrong."""
-    template = read_template(name_or_path, PACKAGE, TEXTS, "user")
+    template = read_template(name_or_path, PACKAGE, TEXTS, "user", about=about)
     return KeyphrasePrompts(template, document_type, few_shot or FewShot())

@@ -33,11 +33,12 @@ TERMS = "Terms"
 class ControlCodes:
     """`names` gives each column's name in the code, in the code's order; `values` the public values
     of every column with their public shares; `sequences` the released sequences of terms, by label,
-    or all under "" if the codes name no label."""
+    or all under "" if the codes name no label. `words` gives words for values of a column."""
 
     names: Mapping[str, str]
     values: Mapping[str, Mapping[str, float]]
     sequences: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def with_sequences(
         self, sequences: Mapping[str, Sequence[Sequence[str]]], label_column: str | None
@@ -54,7 +55,10 @@ class ControlCodes:
     def code(self, values: Mapping[str, str], terms: Sequence[str] = ()) -> str:
         """Return what stands before a text: `Business Type: Restaurants | Terms: pizza, wine` and a
         newline, or nothing."""
-        named = [f"{name}: {values[column]}" for column, name in self.names.items()]
+        shown = {column: self.words.get(column, {}).get(values[column]) for column in self.names}
+        named = [
+            f"{name}: {shown[column] or values[column]}" for column, name in self.names.items()
+        ]
         if terms:
             named.append(f"{TERMS}: {', '.join(terms)}")
         return f"{' | '.join(named)}\n" if named else ""
@@ -120,7 +124,8 @@ def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
             why = f"{column} is not in method.control_columns"
         raise InputError(f"method.control_values: {why}")
     known = settings.control_values | ({data.label: data.proportions} if data.label else {})
-    return ControlCodes(names, {column: known[column] for column in names})
+    words = {data.label: data.label_about} if data.label else {}
+    return ControlCodes(names, {column: known[column] for column in names}, words=words)
 
 
 def draw_values(

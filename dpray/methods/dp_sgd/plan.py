@@ -8,27 +8,36 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.config import Config, EngineConfig
-from dpray.engines.base import Engine, PlainPrompt
+from dpray.engines.base import Engine, PlainPrompt, Sampling
 from dpray.engines.model_path import absolute_model, is_at_hand
+from dpray.engines.requests import Request
 from dpray.engines.schema.forms import schema_for
 from dpray.engines.schema.schema import Schema
 from dpray.engines.text import TextCodec, codec_of, token_counter
 from dpray.io.public_files import read_terms
 from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.dp_sgd.algorithm import DpSgd
-from dpray.methods.dp_sgd.control_codes import ControlCodes, control_codes, most_code_tokens
+from dpray.methods.dp_sgd.control_codes import (
+    ControlCodes,
+    control_codes,
+    draw_values,
+    most_code_tokens,
+)
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep
 from dpray.runs.forecast import Work
 from dpray.runs.plan import (
     Choice,
     Plan,
+    PublicCalls,
     Reads,
     Signal,
     TokenLimit,
@@ -76,6 +85,32 @@ class DpSgdPlan(Plan):
         """Load the model as it is tuned. An engine that cannot load the tuned one costs nothing:
         the tuned model is kept, and its texts are free."""
         return partial(load_untuned, self.config.engine, self.settings, self.codes)
+
+    def load_writer(self, build: Callable[..., Engine]) -> Engine:
+        """Load the model as it is before the training."""
+        return cast(Engine, super().loader(build)())
+
+    def public_calls(self, labels: Sequence[str]) -> PublicCalls:
+        """Ask the model for a text after each label's control code."""
+        settings, column = self.settings, self.config.data.label
+        drawn = draw_values(self.shares, len(labels), np.random.default_rng())
+        sampling = Sampling(
+            settings.max_length // 2,
+            settings.temperature,
+            settings.top_k,
+            settings.top_p,
+            schema=self.schema,
+        )
+        codes = [
+            self.codes.code(values | ({column: label} if column else {}))
+            for label, values in zip(labels, drawn, strict=True)
+        ]
+        return PublicCalls(
+            [
+                Request(f"preview-{number}", PlainPrompt(code), sampling)
+                for number, code in enumerate(codes)
+            ]
+        )
 
     @property
     def method_event(self) -> Event:

@@ -6,15 +6,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
 from dpray.accounting.event import Event
 from dpray.config.config import Config
-from dpray.engines.base import Engine
+from dpray.engines.base import Engine, Sampling
 from dpray.engines.kv_cache import gpu_memory
 from dpray.engines.rates import measure_rates
+from dpray.engines.requests import Request
 from dpray.engines.row_variation import refuse_dependence, rounding_warnings, row_variation_once
 from dpray.engines.schema.forms import forced_tokens, most_free_tokens
 from dpray.engines.schema.schema import Form, read_schema
@@ -36,6 +37,7 @@ from dpray.methods.private_prediction.algorithm import PrivatePrediction
 from dpray.methods.private_prediction.prompts import (
     PromptTemplate,
     check_shown,
+    shown_examples,
     template_of,
 )
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
@@ -44,6 +46,7 @@ from dpray.runs.forecast import Work
 from dpray.runs.plan import (
     Choice,
     Plan,
+    PublicCalls,
     Reads,
     Signal,
     TokenLimit,
@@ -227,6 +230,32 @@ class PrivatePredictionPlan(Plan):
             # The others are computed again for every token.
             prefill += self.expected_texts * drawn * (s + 1 - held) * row
         return Work(prefill, self.expected_texts * (s + 1) * drawn)
+
+    def public_calls(self, labels: Sequence[str]) -> PublicCalls:
+        settings, engine = self.settings, self.config.engine
+        codec = codec_at_hand(engine)
+        sampling = Sampling(
+            settings.max_tokens,
+            settings.temperature,
+            0 if settings.candidates == "all" else settings.k,
+            stop=self.template.template.stop,
+            schema=None if self.form is None else self.form.schema,
+        )
+        requests = []
+        for number, label in enumerate(labels):
+            template = self.template.of_batch(label, str(number))
+            shown: Sequence[str] = template.examples(label, str(number))
+            if codec is not None:
+                room = context_of(engine, codec) - settings.max_tokens
+                shown = shown_examples(codec, template, label, str(number), room)
+            prompt = template.public_prompt(label, shown)
+            requests.append(Request(f"preview-{number}", prompt, sampling))
+        return PublicCalls(
+            requests,
+            self.template.template.shows("user", "about"),
+            settings.expected_batch_size,
+            partial(self.template.released, form=self.form),
+        )
 
     # What every plan answers
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.schema.schema import Form
-from dpray.engines.text import TextCodec
+from dpray.engines.text import TextCodec, whole_sentences
 from dpray.io.public_files import FewShot, check_public, read_few_shot, read_terms
-from dpray.io.template_file import Template, TextKey, read_template
+from dpray.io.template_file import About, Template, TextKey, read_template
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.types import InputError, Prompt
 
@@ -73,9 +73,12 @@ class PromptTemplate:
         placeholder = self.template.render("placeholder", label=label, terms=self.terms)
         return self._prompt("user", label, examples, text=placeholder)
 
-    def released(self, completion: str, form: Form | None = None) -> str:
+    def released(self, completion: str, form: Form | None = None, *, is_cut: bool = False) -> str:
         """Make the text that is released from what was decoded. One that has a form is whole as it
-        is; of others, blanks around them are left out."""
+        is; of others, blanks around them and the sentence in which `max_tokens` cut them are left
+        out."""
+        if is_cut and form is None and self.template.texts["output"] == TEXTS["output"].default:
+            completion = whole_sentences(completion)
         text = self.template.render("output", completion=completion)
         return text.strip() if form is None else text
 
@@ -104,14 +107,16 @@ def template_of(config: Config, settings: PrivatePredictionSettings) -> PromptTe
     wrong one."""
     few_shot = read_few_shot(settings.few_shot, settings.few_shot_examples, config.data.path)
     check_public(settings.template, "method.template", config.data.path)
-    template = load_template(settings.template, few_shot)
+    template = load_template(settings.template, few_shot, config.data.about_texts)
     return template.showing(read_terms(settings.terms, config.data.label_names, config.data.path))
 
 
-def load_template(name_or_path: str, few_shot: FewShot | None = None) -> PromptTemplate:
+def load_template(
+    name_or_path: str, few_shot: FewShot | None = None, about: About = About()
+) -> PromptTemplate:
     """Load a packaged template by its name, or a YAML file. Raises InputError saying what is
     wrong."""
-    template = read_template(name_or_path, PACKAGE, TEXTS, "user")
+    template = read_template(name_or_path, PACKAGE, TEXTS, "user", about=about)
     for key in _requests(template):
         if few_shot is not None and few_shot.shown and not template.shows(key, "examples"):
             raise template.fault("has no {examples}, which method.few_shot gives", key)

@@ -215,7 +215,8 @@ def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[s
     """Yield a batch's records, in the order they were drawn; an empty text is no record."""
     label = plan.batches.label_of(outcome["batch"])
     for completion, finish_reason, tokens in outcome["examples"]:
-        if text := plan.template.released(completion, plan.form):
+        is_cut = finish_reason == "length"
+        if text := plan.template.released(completion, plan.form, is_cut=is_cut):
             yield {
                 "text": text,
                 "label": plan.config.data.released_label(label),

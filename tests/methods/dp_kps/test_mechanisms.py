@@ -19,6 +19,7 @@ from dpray.methods.dp_kps.mechanisms import (
     LARGEST,
     FeatureSum,
     FourierFeatures,
+    VocabularyHistogram,
     density,
     record_averages,
     record_prefixes,
@@ -229,3 +230,30 @@ def test_the_density_is_not_divided_by_the_number_of_records() -> None:
     table = features(TERMS)
     sums = FeatureSum(20_000, "laplace", 1.0).sum(record_averages(table, [[2]] * 50)) / GRID
     assert density(sums, table)[2] == pytest.approx(50, rel=0.05)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_at_most_a_share_of_the_terms_above_the_noise_is_noise(rate: float) -> None:
+    """100 of 5,000 terms are real, 40 to 240 records each, with noise of scale 20. The mean share
+    of others among the kept is at most the rate, and near it: the bound takes all terms for absent,
+    which is 2 % of them. 60 draws; the false-alarm rate is below 1e-4."""
+    histogram = VocabularyHistogram(5000, 10, 20.0)
+    counts_V = np.zeros(5000, dtype=np.int64)
+    counts_V[:100] = np.linspace(40, 240, 100)
+    shares, kept = [], []
+    for seed in range(60):
+        noisy_V = histogram(counts_V)
+        number = histogram.above_noise(noisy_V, rate)
+        ids = histogram.top(noisy_V, number, np.random.default_rng(seed))
+        shares.append(float(np.mean(np.array(ids) >= 100)))
+        kept.append(number)
+    assert 0.6 * rate < np.mean(shares) < 1.15 * rate
+    assert np.mean(kept) > 40, "of 100 that are real"
+
+
+def test_without_a_real_term_few_stand_above_the_noise() -> None:
+    histogram = VocabularyHistogram(5000, 10, 20.0)
+    nothing_V = np.zeros(5000, dtype=np.int64)
+    found = [histogram.above_noise(histogram(nothing_V), 0.1) for _ in range(40)]
+    assert sum(number == 0 for number in found) >= 25, "nine of ten are expected to have none"
+    assert histogram.above_noise(nothing_V - 5, 0.5) == 0

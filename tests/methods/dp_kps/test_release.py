@@ -170,7 +170,9 @@ def test_texts_are_asked_for_once_and_empty_ones_again(
     run = config(engine__kind="openai", engine__model="m", method__document_type="note")
     report = methods.run(run, build=lambda section: model)
     records = lines(run)
-    assert len(records) == 40 and all(r["text"] == ", ".join(r["terms"]) for r in records)
+    assert len(records) == 40 and all(
+        r["text"] == ", ".join(dict.fromkeys(r["terms"])) for r in records
+    )
     assert all(prompt.startswith("Write a note that contains") for prompt in model.prompts)
     assert report["calls"]["calls"] == len(model.prompts) - 2 > 40  # two tried the model
     assert not any("Marlowe" in prompt for prompt in model.prompts)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpray.io.public_files import FewShot
-from dpray.io.template_file import packaged
+from dpray.io.template_file import About, packaged
 from dpray.methods.private_prediction.prompts import PACKAGE, load_template
 from dpray.types import InputError
 
@@ -94,8 +94,8 @@ def test_all_prompts_of_a_batch_show_the_same_public_examples(of_label: int) -> 
 
 def test_examples_and_terms_that_a_template_does_not_show_are_refused(tmp_path: Path) -> None:
     few_shot = FewShot({None: ["a", "b"]}, 2)
-    with pytest.raises(InputError, match=r"texts: `user` has no \{examples\}, which"):
-        load_template("texts", few_shot)
+    with pytest.raises(InputError, match=r"yelp: `user` has no \{examples\}, which"):
+        load_template("yelp", few_shot)
     own = tmp_path / "own.yaml"
     own.write_text("user: '{examples}{text}{terms}'\npublic: just one")
     with pytest.raises(InputError, match=r"own\.yaml: `public` has no \{examples\}, which"):
@@ -103,3 +103,15 @@ def test_examples_and_terms_that_a_template_does_not_show_are_refused(tmp_path: 
     with pytest.raises(InputError, match=r"own\.yaml: `public` has no \{terms\}, which the method"):
         load_template(str(own)).showing({"": [["a"]]})
     assert load_template(str(own)).showing({}) == load_template(str(own))
+
+
+def test_the_packaged_template_says_what_the_texts_are() -> None:
+    about = About("letters of guests", "German", {"1": "praise"})
+    template = load_template("texts", about=about)
+    prompt = template.private_prompt("Marlowe", "1")
+    assert prompt.user.startswith("Here are letters of guests in German of the kind: praise.")
+    assert (
+        "Text: <one of letters of guests of the kind: praise>" in template.public_prompt("1").user
+    )
+    bare = load_template("texts").public_prompt("1").user
+    assert bare.startswith("Here are texts of the kind: 1.") and "<text of the kind: 1>" in bare

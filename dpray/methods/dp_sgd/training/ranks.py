@@ -30,7 +30,7 @@ from dpray.methods.dp_sgd.training.zero import ZeroTrainer, loading, shared_key
 from dpray.types import DprayError, Resumable
 from dpray.workers.engine import HIDDEN
 from dpray.workers.failures import Kind, find_error, kind_of
-from dpray.workers.placement import groups_of, remove_groups
+from dpray.workers.ray_groups import groups_of, remove_by_id
 from dpray.workers.rows import without_words
 
 # Ray Train v2's arguments; type checkers see v1's.
@@ -80,7 +80,7 @@ def train_on_ray(
     except RayActorError:
         # The group of a lost controller would stay, and the next one's would wait for its room. Ray
         # Train's cleaner of groups needs the dashboard, which may not be there.
-        remove_groups(groups_of(bundles) - before)
+        remove_by_id(groups_of(bundles) - before)
         raise
 
 

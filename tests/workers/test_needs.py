@@ -9,7 +9,7 @@ import pytest
 
 from dpray.config.config import Config
 from dpray.methods.config import parse_config
-from dpray.workers.placement import fits, in_words, missing, most_actors, needs
+from dpray.workers.needs import fits, in_words, missing, most_actors, needs
 
 OPENAI = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
 AUG_PE = {"name": "aug_pe"}

@@ -1,0 +1,78 @@
+"""`dpray preview` shows what the public prompts give before anything is charged."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+import dpray
+from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.terminal import Terminal, printable, progress_bar
+
+
+def preview(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    records: Annotated[int, typer.Option(min=1, max=10_000, help="The number of texts.")] = 5,
+    write: Annotated[
+        bool,
+        typer.Option(
+            "--write", help="Also write OUTPUT/floor.jsonl, for `dpray evaluate --floor`."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write some texts by the public prompts alone: no private record is read, nothing is charged.
+
+    Shows the prompt, the texts, their time, what the run will take, and what to change.
+    """
+    loaded = dpray.load(config, *overrides or [])
+    with progress_bar("planning") as on_progress:
+        found = dpray.preview(loaded, on_progress, records=records, write=write)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        show_preview(found, config, Terminal())
+
+
+def show_preview(found: dict[str, Any], config: str, console: Terminal) -> None:
+    """Print a preview, as `dpray.preview` returns it."""
+    console.note("dpray preview", "bold", "texts without private records; nothing is charged")
+    prompt = found["prompt"]
+    console.print(Text("Prompt", "bold"), found["model"], sep=": ", soft_wrap=True)
+    for line in filter(None, (prompt["user"], prompt["prefix"])):
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
+    console.print()
+    for each in found["texts"]:
+        name = Text(printable("text" if each["label"] is None else str(each["label"])), "bold")
+        cut = " [cut]" if each["cut"] else ""
+        console.print(name, f"{each['text'] or '(empty)'}{cut}", sep=": ", soft_wrap=True)
+    console.print()
+    console.print(
+        f"{len(found['texts'])} texts, {found['tokens_per_text']:.0f} tokens and "
+        f"{found['seconds_per_text']:.2g} s each; {found['cut']} cut; the model was loaded in "
+        f"{found['seconds_to_load']:.0f} s",
+        soft_wrap=True,
+    )
+    for name, line in found["run"].items():
+        console.print(f"The run, {name}: {line}", highlight=False, soft_wrap=True)
+    for each in found["advice"]:
+        console.note("change", "yellow", each)
+    if found["floor"] is not None:
+        floor, run = shlex.quote(found["floor"]), shlex.quote(found["output"])
+        console.print(
+            f"Written to {floor}. After the run: dpray evaluate --real FILE --synthetic {run} "
+            f"--floor {floor} --out {run}/private",
+            highlight=False,
+            soft_wrap=True,
+        )
+    else:
+        console.print(
+            f"If they read like your kind of text: dpray run {shlex.quote(config)}",
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -1,0 +1,197 @@
+"""A preview: texts that a run's model writes from the public prompts alone.
+
+It opens no data and no ledger. The same texts are the floor of an evaluation: they show what the
+model writes without the private records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from itertools import chain, zip_longest
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from dpray.config.config import Config
+from dpray.engines.base import Completion, Engine, EngineError
+from dpray.engines.rates import Rates, measure_rates, rates_of
+from dpray.engines.requests import Request, written
+from dpray.io.columns import is_code
+from dpray.io.files import refuse_cloud, write_durably
+from dpray.mechanisms.labels import largest_remainder
+from dpray.runs.forecast import Forecast
+from dpray.runs.plan import Plan, PublicCalls
+from dpray.types import InputError, OnProgress, Progress, Resumable
+
+FLOOR = "floor.jsonl"
+"""The file in a run's folder with the texts of a preview, which are public."""
+
+HOT = 1.0
+"""Above this temperature a small model draws words that it finds unlikely."""
+
+
+def preview(
+    plan: Plan, records: int, build: Callable[..., Engine], on_progress: OnProgress, write: bool
+) -> dict[str, Any]:
+    """Write `records` texts from the plan's public prompts, labels by their public shares, and
+    return them with their lengths, times, a forecast of the run, and advice. With `write`, the
+    texts are also written to `FLOOR` in the output folder. Raises InputError that names the key
+    for a model that cannot be loaded or asked."""
+    config = plan.config
+    labels = spread_labels(plan.proportions, records)
+    calls = plan.public_calls(labels)
+    if write:
+        refuse_cloud(Path(config.output.path), "output.path")
+    on_progress(Progress("loading the model"))
+    began = monotonic()
+    try:
+        with closing(plan.load_writer(build)) as engine:
+            loaded = monotonic()
+            answers = public_texts(engine, calls.requests, on_progress)
+            seconds = monotonic() - loaded
+            forecast = forecast_of(plan, calls.rows, engine, answers, seconds, on_progress)
+    except (EngineError, Resumable) as error:
+        raise InputError(str(error)) from None
+    texts = [
+        {
+            "text": calls.released(written(answer, request)),
+            "label": config.data.released_label(label),
+            "tokens": answer.completion_tokens,
+            "cut": answer.finish_reason == "length",
+        }
+        for answer, label, request in zip(answers, labels, calls.requests, strict=True)
+    ]
+    prompt = calls.requests[0].prompt
+    found = {
+        "model": config.engine.model,
+        "prompt": {"user": prompt.user, "prefix": prompt.prefix},
+        "texts": texts,
+        "cut": sum(bool(each["cut"]) for each in texts),
+        "empty": sum(not each["text"] for each in texts),
+        "tokens_per_text": sum(answer.completion_tokens for answer in answers) / records,
+        "seconds_per_text": seconds / records,
+        "seconds_to_load": loaded - began,
+        "forecast": forecast and asdict(forecast),
+        "run": run_lines(plan, forecast),
+        "advice": advice(plan, calls, texts),
+        "output": config.output.path,
+        "floor": None,
+    }
+    if write:
+        found["floor"] = str(write_floor(config, texts))
+    return found
+
+
+def spread_labels(proportions: Mapping[str, float], records: int) -> list[str]:
+    """Return `records` labels by their public shares, one of each in turn."""
+    counts = largest_remainder(records, proportions)
+    turns = zip_longest(*([label] * count for label, count in counts.items()))
+    return [label for label in chain.from_iterable(turns) if label is not None]
+
+
+def public_texts(
+    engine: Engine, requests: Sequence[Request], on_progress: OnProgress
+) -> list[Completion]:
+    """Return the model's answers to requests without private records."""
+    done = 0
+
+    def on_completion(place: int, answer: Completion) -> None:
+        nonlocal done
+        done += 1
+        on_progress(Progress("texts", done, len(requests)))
+
+    on_progress(Progress("texts", 0, len(requests)))
+    prompts, samplings = zip(*((each.prompt, each.sampling) for each in requests), strict=True)
+    return engine.generate(prompts, samplings, on_completion)
+
+
+def forecast_of(
+    plan: Plan,
+    rows: int,
+    engine: Engine,
+    answers: Sequence[Completion],
+    seconds: float,
+    on_progress: OnProgress,
+) -> Forecast | None:
+    """Return a forecast of the plan's work on machines like this one, None for a training, whose
+    rate a preview does not measure. Private prediction is measured by groups of rows, other
+    methods by the calls of the preview: larger batches of calls are faster."""
+    work, config = plan.work, plan.config
+    if work.train:
+        return None
+    if rows:
+        on_progress(Progress("measuring the speed"))
+        measure_rates(engine, rows)
+        rates = rates_of(engine)
+    else:
+        read = sum(answer.prompt_tokens for answer in answers)
+        written = sum(answer.completion_tokens for answer in answers)
+        rates = (
+            Rates(read / seconds, written / seconds, together=True) if read and written else None
+        )
+    gpus = config.runtime.gpus_per_actor or 0
+    return None if rates is None else Forecast.of(work, rates, config, gpus, None)
+
+
+def run_lines(plan: Plan, forecast: Forecast | None) -> dict[str, str]:
+    """Return what the run costs and makes, and how long it takes: names and lines."""
+    cost, records = plan.cost, plan.method_summary()["records"]
+    price = "none, no noise is added"
+    if not plan.config.not_private:
+        price = f"epsilon {cost.epsilon:.4f}, delta {cost.delta:g}"
+    lines = {"privacy": price, "texts": f"{records:,}"}
+    return lines | (forecast.lines() if forecast else {})
+
+
+def advice(plan: Plan, calls: PublicCalls, texts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what to change, by key, from public texts and settings."""
+    data, settings, sampling = plan.config.data, plan.settings.each[-1], calls.requests[0].sampling
+    found, written = [], [each["text"] for each in texts if each["text"]]
+    if data.about is None and calls.says_about:
+        found.append(
+            "data.about: say what the texts are, such as `questions that people ask a "
+            "counsellor online`; the prompts then say it"
+        )
+    codes = filter(is_code, data.label_names)
+    if unsaid := [name for name in codes if name not in data.label_about]:
+        found.append(
+            f"data.label_about: the label {unsaid[0]} is a number; say what it means, such as "
+            f"{{{unsaid[0]}: neoplasms}}"
+        )
+    cut = sum(bool(each["cut"]) for each in texts)
+    if 4 * cut >= len(texts):
+        key = "method.max_length" if "max_length" in type(settings).model_fields else "max_tokens"
+        found.append(
+            f"method.{key.removeprefix('method.')}: {cut} of {len(texts)} texts were cut at "
+            f"{sampling.max_tokens} tokens; {2 * sampling.max_tokens} leaves room, or "
+            "`dpray check` proposes a number from the lengths of the records"
+        )
+    if sampling.temperature > HOT and sampling.top_p == 1 and not sampling.top_k:
+        found.append(
+            f"method.temperature: {sampling.temperature:g} draws words that the model finds "
+            "unlikely; try 0.8 to 1 if the texts do not hang together"
+        )
+    if len(texts) - len(written):
+        found.append(
+            f"method.template: {len(texts) - len(written)} of {len(texts)} answers are empty; "
+            "another template or model may help"
+        )
+    if len({*written}) < len(written):
+        found.append("method.temperature: some texts are the same; a higher one varies them")
+    return found
+
+
+def write_floor(config: Config, texts: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the texts that are not empty, with their labels, and return the file."""
+    path = Path(config.output.path) / FLOOR
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (
+        json.dumps({"text": each["text"], "label": each["label"]}, ensure_ascii=False) + "\n"
+        for each in texts
+        if each["text"]
+    )
+    write_durably(path, "".join(lines))
+    return path

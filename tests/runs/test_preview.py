@@ -1,0 +1,144 @@
+"""A preview shows what public prompts give, and opens no data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dpray
+from dpray.cli import run_command
+from dpray.config.config import Config
+from dpray.engines.base import Completion, Sampling
+from dpray.methods.registry import make_plan
+from dpray.runs.preview import preview, spread_labels
+from dpray.types import Progress, Prompt, no_progress
+
+DEMO = Path(dpray.__file__).parent / "demo" / "model"
+DATA = {
+    "path": "there-is-no-such-file.jsonl",
+    "label": "label",
+    "labels": ["1", "2"],
+    "public_size": 4000,
+}
+PRIVACY = {"epsilon": 4.0, "delta": 1e-5, "ledger": "sqlite:///none.db", "dataset": "notes"}
+METHODS: dict[str, dict[str, Any]] = {
+    "private_prediction": {
+        "clip": "dclip", "clip_bound": 3.0, "temperature": 1.0, "batch_size": 8,
+        "candidates": "top_k_plus", "k": 50, "max_tokens": 16, "max_records": 10,
+    },
+    "aug_pe": {"records": 20, "iterations": 2, "max_tokens": 16},
+    "dp_kps": {"records": 20, "vocabulary": "terms.txt", "label_in_prompt": True},
+    "dp_sgd": {"records": 20, "batch_size": 100, "max_length": 32},
+}  # fmt: skip
+
+
+def config_of(folder: Path, method: str, **data: Any) -> Config:
+    """Write a configuration of the packaged model whose data does not exist."""
+    (folder / "terms.txt").write_text("\n".join(f"term{number}" for number in range(40)))
+    keys = METHODS[method] | {"name": method}
+    if "vocabulary" in keys:
+        keys["vocabulary"] = str(folder / "terms.txt")
+    written = {
+        "data": DATA | data,
+        "privacy": PRIVACY,
+        "method": keys,
+        "engine": {"kind": "transformers", "model": str(DEMO), "max_model_len": 256},
+        "output": {"path": str(folder / "out")},
+    }
+    (folder / "c.yaml").write_text(json.dumps(written))
+    return dpray.load(folder / "c.yaml")
+
+
+class Writer:
+    """Answers with texts that are given."""
+
+    context_length = 256
+
+    def __init__(self, answers: Sequence[tuple[str, int]]) -> None:
+        self.answers, self.prompts = answers, list[Prompt]()
+
+    def generate(
+        self, prompts: Sequence[Prompt], samplings: Sequence[Sampling], on_completion: Any
+    ) -> list[Completion]:
+        self.prompts = list(prompts)
+        made = [
+            Completion(text, 7, tokens, "length" if tokens > 99 else "stop")
+            for text, tokens in islice(cycle(self.answers), len(prompts))
+        ]
+        for place, each in enumerate(made):
+            on_completion(place, each)
+        return made
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("method", ["aug_pe", "dp_kps", "dp_sgd"])
+def test_every_method_shows_its_public_prompts(tmp_path: Path, method: str) -> None:
+    about = {"about": "letters of guests", "label_about": {"1": "praise", "2": "complaints"}}
+    config = config_of(tmp_path, method, **about)
+    writer = Writer([("One.", 3), ("Two, cut", 999)])
+    shown: list[Progress] = []
+    found = preview(make_plan(config), 4, lambda *_, **__: writer, shown.append, False)
+    assert [each["label"] for each in found["texts"]] == ["1", "2", "1", "2"]
+    assert [each["cut"] for each in found["texts"]] == [False, True] * 2
+    assert (found["cut"], found["empty"]) == (2, 0)
+    words = " ".join(prompt.user for prompt in writer.prompts)
+    assert "praise" in words and "complaints" in words
+    assert ("letters of guests" in words) == (method != "dp_sgd")
+    assert [p.completed for p in shown if p.activity == "texts"] == [0, 1, 2, 3, 4]
+    assert any(line.startswith("method.max_") and "2 of 4" in line for line in found["advice"])
+    assert not any("data." in line for line in found["advice"])
+    assert (found["forecast"] is None) == (method == "dp_sgd")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "none.db").exists()
+
+
+def test_advice_names_what_the_prompts_lack(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "aug_pe")
+    writer = Writer([("Same.", 3), ("", 0)])
+    found = preview(make_plan(config), 4, lambda *_, **__: writer, no_progress, False)
+    keys = [line.partition(":")[0] for line in found["advice"]]
+    assert keys == [
+        "data.about", "data.label_about", "method.temperature", "method.template",
+        "method.temperature",
+    ]  # fmt: skip
+
+
+def test_the_packaged_model_previews_private_prediction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config_of(tmp_path, "private_prediction", about="clinic notes")
+    command = ["preview", str(tmp_path / "c.yaml"), "--records", "3", "--write"]
+    assert run_command([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["prompt"]["user"].startswith("Here are clinic notes of the kind: 1.")
+    floor = tmp_path / "out" / "floor.jsonl"
+    assert found["floor"] == str(floor) and found["forecast"]["hours"] > 0
+    written = [json.loads(line) for line in floor.read_text().splitlines()]
+    assert written == [
+        {"text": each["text"], "label": each["label"]} for each in found["texts"] if each["text"]
+    ]
+    assert run_command(command) == 0
+    assert "--floor" in capsys.readouterr().out
+
+
+def test_what_cannot_be_previewed_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config_of(tmp_path, "dp_kps")
+    silent = ["preview", str(tmp_path / "c.yaml"), "engine.kind=none"]
+    assert run_command(silent) == 2
+    assert "writes no texts" in capsys.readouterr().err
+    config_of(tmp_path, "aug_pe")
+    assert run_command(["preview", str(tmp_path / "c.yaml"), "engine.model=nowhere/model"]) == 2
+    assert "engine.model" in capsys.readouterr().err
+
+
+def test_labels_by_their_shares() -> None:
+    assert spread_labels({"a": 0.6, "b": 0.4}, 5) == ["a", "b", "a", "b", "a"]
+    assert spread_labels({"": 1.0}, 2) == ["", ""]
