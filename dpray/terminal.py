@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
@@ -157,8 +157,16 @@ class ProgressLog:
 
 
 def _detail(now: Progress) -> str:
-    speed = now.tokens_per_second
-    return ", ".join(filter(None, [now.detail, f"{speed:,.0f} tokens/s" if speed else ""]))
+    speed = now.tokens_per_second or 0.0
+    digits = 0 if speed >= 10 else 1
+    words = f"{speed:,.{digits}f} tokens/s" if speed >= 0.05 else ""
+    return ", ".join(filter(None, [now.detail, words]))
+
+
+def _count(now: Progress) -> str:
+    if now.total is not None:
+        return f"{now.completed:,}/{now.total:,}"
+    return f"{now.completed:,}" if now.completed else ""
 
 
 @contextmanager
@@ -184,16 +192,17 @@ def progress_bar(
             yield log.show
         return
     bar = Bar(
+        SpinnerColumn(),  # moves while a long part is under way
         TextColumn("{task.fields[activity]}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[count]}", markup=False),
         TextColumn("{task.fields[detail]}", markup=False),
         TimeElapsedColumn(),
         console=console,
         transient=transient,
     )
     with bar:
-        task = bar.add_task("", total=None, activity=activity, detail="")
+        task = bar.add_task("", total=None, activity=activity, count="", detail="")
 
         def show(progress: Progress) -> None:
             bar.tasks[task].total = progress.total  # `update` takes None for no change
@@ -201,6 +210,7 @@ def progress_bar(
                 task,
                 activity=progress.activity,
                 completed=progress.completed,
+                count=_count(progress),
                 detail=_detail(progress),
             )
 

@@ -134,12 +134,17 @@ def _show_tables(found: dict[str, Any], console: Terminal) -> None:
     roles += _others(found["other_roles"], found["hidden_roles"], "data.roles")
     lengths = {"characters": found["characters"]}
     lengths |= {f"tokens for {each['key']}": each["tokens"] for each in found["limits"]}
+    sizes = [
+        (f"{each['tokens']:,}", f"{each['longer']:,}", f"{each['texts']:,}")
+        for each in found["max_tokens"]
+    ]
     shares = [(name, *(f"{n:,}" for n in each.values())) for name, each in lengths.items()]
     for title, columns, rows in (
         ("Types", ("column", "rows"), types),
         ("Labels", ("label", "rows"), labels),
         ("Roles", ("role", "messages"), roles),
         ("Lengths of the texts", ("", *found["characters"]), shares if found["records"] else []),
+        ("Longest text to write", ("method.max_tokens", "longer records", "texts made"), sizes),
     ):
         if rows:
             console.print(titled_table(title, columns, rows))

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from dpray.commands.plan import AsJson
+from dpray.commands.first_sizes import first_sizes
+from dpray.commands.plan import AsJson, prepare_to_plan
 from dpray.commands.starter import default_config_path, starter, starter_values, write_checked
 from dpray.io.formats import AS_RECOGNISED, FileFormat, known_encoding, one_sign, quote_sign
 from dpray.terminal import Terminal
@@ -92,6 +93,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the file.")]
 
 
 def init(
+    context: typer.Context,
     file: DataFile,
     output: Output = None,
     text: Text = None,
@@ -139,7 +141,9 @@ def init(
     ask = _ask if sys.stdin.isatty() and not as_json else None
     form = FileFormat(delimiter, quote, escape, encoding, skip_rows, "--", records)
     values = starter_values(file, form, given, looks, ask)
-    write_checked(target, starter(values))
+    prepare_to_plan(context)
+    sizes, time = first_sizes(starter(values))
+    write_checked(target, starter(values | {"sizes": sizes, "time": time}))
     if as_json:
         typer.echo(json.dumps({"config": str(target), "columns": values["columns"]}))
     else:

@@ -27,6 +27,7 @@ from dpray.runs.forecast import (
     Forecast,
     Work,
     given_rates,
+    rates_here,
     rates_of_run,
 )
 from dpray.runs.privacy_report import Guarantee
@@ -90,12 +91,8 @@ def plan(
 ) -> None:
     """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
     loaded = dpray.load(config, *overrides or [])
-    # The parameters of a model for a GPU are counted by torch.
     on_gpu = loaded.engine.gpu_memory_gib is not None or may_have_gpu()
-    alone = (context.obj or {}).get("alone", False)
-    text.LOADS_NO_MODEL = alone and not on_gpu
-    if alone:
-        gc.disable()  # the process ends with the plan, and a tenth of its time would be collections
+    prepare_to_plan(context, on_gpu)
     speed = Speed(rate_from, tokens_per_second, per_hour)
     if compare or loaded.method.name == "auto":
         speed.refuse("is for the plan of one method, not for a comparison")
@@ -105,6 +102,15 @@ def plan(
         raise InputError("--write: is for --compare, or for method.name auto")
     speed.check()
     _plan_one(loaded, speed, on_gpu, as_json)
+
+
+def prepare_to_plan(context: typer.Context, on_gpu: bool | None = None) -> None:
+    """Make the plans of this process faster, if it ends with them."""
+    alone = (context.obj or {}).get("alone", False)
+    # The parameters of a model for a GPU are counted by torch.
+    text.LOADS_NO_MODEL = alone and not (may_have_gpu() if on_gpu is None else on_gpu)
+    if alone:
+        gc.disable()  # a tenth of the time would be collections
 
 
 @dataclass(frozen=True)
@@ -121,12 +127,16 @@ class Speed:
             if value is not None:
                 raise InputError(f"{name}: {why}")
 
+    @property
+    def is_given(self) -> bool:
+        return self.rate_from is not None or self.tokens_per_second is not None
+
     def check(self) -> None:
         if self.rate_from is not None and self.tokens_per_second is not None:
             raise InputError(f"{RATE_FROM}: give it or {RATES}, not both")
         if self.per_hour is None:
             return
-        if self.rate_from is None and self.tokens_per_second is None:
+        if not self.is_given:
             raise InputError(f"{PRICE}: a price needs a speed; give {RATE_FROM} or {RATES}")
         if not 0 <= self.per_hour < math.inf:
             raise InputError(f"{PRICE}: a price of at least 0")
@@ -136,12 +146,25 @@ class Speed:
             rates = given_rates(self.tokens_per_second, work)
         elif self.rate_from is not None:
             rates = rates_of_run(self.rate_from, config, work)
-        else:
+        elif work == Work() or (usual := rates_here(config)) is None:
             return None
+        else:
+            rates = usual
         gpus = config.runtime.gpus_per_actor
         if gpus is None:
             gpus = config.engine.gpus if on_gpu and config.engine.is_local else 0
         return Forecast.of(work, rates, config, gpus, self.per_hour)
+
+
+def _time(forecast: Forecast | None, is_given: bool, work: Work) -> dict[str, str]:
+    """Return the lines of the time, and of the price, by a rate that was given or a usual one."""
+    if forecast is None:
+        better = f"{RATE_FROM} a small finished run says, or {RATES}"
+        return {} if work == Work() else {"time": f"unknown on this engine: {better}"}
+    lines = forecast.lines()
+    if not is_given:
+        lines["time"] += f" on two CPU cores, at most; {RATE_FROM} a finished run knows better"
+    return lines
 
 
 EMPTY = {
@@ -176,7 +199,7 @@ def _plan_one(loaded: Config, speed: Speed, on_gpu: bool, as_json: bool) -> None
         table.add_row(name, value)
     if work != Work():
         table.add_row("tokens", work.describe(loaded))
-    for name, value in (forecast.lines() if forecast else {}).items():
+    for name, value in _time(forecast, speed.is_given, work).items():
         table.add_row(name, value)
     table.add_row("empty texts", EMPTY[made.config.data.empty])
     table.add_row("public in prompts", str(made.config.data.about_texts) or UNSAID)

@@ -147,7 +147,8 @@ def starter_values(
 
 
 def starter(values: Mapping[str, object]) -> str:
-    """Return the commented YAML of a configuration."""
+    """Return the commented YAML of a configuration. `sizes` are keys of `method`, and `time` is
+    what a run with them takes."""
     pages = Environment(
         loader=PackageLoader("dpray.commands", ""),
         undefined=StrictUndefined,
@@ -155,7 +156,7 @@ def starter(values: Mapping[str, object]) -> str:
         keep_trailing_newline=True,
     )
     pages.filters["scalar"] = _scalar
-    return pages.get_template("starter.yaml.j2").render(values)
+    return pages.get_template("starter.yaml.j2").render({"sizes": {}, "time": ""} | dict(values))
 
 
 def write_checked(target: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ MOST_CUT = 0.05
 
 ROUND = 64
 """Proposed numbers of tokens are multiples of this: a round number tells less about the rows."""
+
+WHOLE = 0.9
+"""Proposed texts are as long as this share of the records is at most."""
 
 SHARES = {"shortest": 0.0, "half": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1.0}
 
@@ -195,6 +199,7 @@ class Tally:
             "cut_characters": cut(self.characters, self.data.max_characters - 1),
             "limits": [] if self.codec is None else self._limits(),
             "tokens_not_counted": self.no_tokens,
+            "max_tokens": self._sizes,
             "about": str(self.data.about_texts),
             "public_size": self.data.public_size,
             "proposals": self._proposals(),
@@ -235,6 +240,52 @@ class Tally:
         if whole > limit.most:
             yield limit.key, whole
 
+    @cached_property
+    def _sizes(self) -> list[dict[str, int]]:
+        """Return what `method.max_tokens` costs: for the present one and for some by the lengths of
+        the records, the records that are longer and the texts that it makes. None of them if the
+        number of texts does not depend on it."""
+        now = getattr(self.plan.settings, "max_tokens", 0)
+        limits = self.plan.reads.token_limits
+        lengths = self.tokens[limits[0].key] if limits else Counter[int]()
+        if not lengths or self.plan.texts_of(now) is None:
+            return []
+        whole = math.ceil(_length(lengths, WHOLE) / ROUND) * ROUND
+        tried = sorted({now, ROUND, max(ROUND, whole // 2 // ROUND * ROUND), whole})
+        return [
+            {"tokens": n, "longer": cut(lengths, n), "texts": self.plan.texts_of(n) or 0}
+            for n in tried
+        ]
+
+    def _fitting(self) -> tuple[int, str] | None:
+        """Return the largest `method.max_tokens` of `_sizes` that makes all texts that are asked
+        for, unless it is the present one or a longer one is not needed."""
+        now = getattr(self.plan.settings, "max_tokens", 0)
+        wanted = getattr(self.plan.settings, "max_records", None) or 1
+        by_tokens = {each["tokens"]: each for each in self._sizes}
+        enough = [n for n, each in by_tokens.items() if each["texts"] >= wanted]
+        if not enough or (best := max(enough)) == now or (best < now and now in enough):
+            return None
+        longer, total = by_tokens[best]["longer"], self.characters.total()
+        texts = f"{by_tokens[best]['texts']:,} texts, and {now} makes {by_tokens[now]['texts']:,}"
+        return best, f"{longer / total:.0%} of the records are longer; it makes {texts}"
+
+    def _of_lengths(self) -> dict[str, tuple[str | int, str]]:
+        """Return the keys with which fewer texts are cut when they are read; if few are cut,
+        `method.max_tokens`, which takes room from them."""
+        found: dict[str, tuple[str | int, str]] = {}
+        are_read = True
+        for limit in self.plan.reads.token_limits:
+            lengths, most = self.tokens[limit.key], min(limit.most, self._room(limit))
+            too_long, total = cut(lengths, most), lengths.total()
+            if too_long > MOST_CUT * total:
+                are_read = False
+                for name, value in self._longer(limit):
+                    found[name] = value, f"{too_long / total:.0%} are cut at {most}"
+        if are_read and (fitting := self._fitting()) is not None:
+            found["method.max_tokens"] = fitting
+        return found
+
     def _proposals(self) -> list[dict[str, Any]]:
         """Return keys that the owner may want to set, each with the reason."""
         found: dict[str, tuple[str | int, str]] = {}
@@ -249,12 +300,7 @@ class Tally:
             if "data.empty: skip" in reason:
                 found["data.empty"] = "skip", f"{count:,} texts are empty"
         found |= self.names.proposals()
-        for limit in self.plan.reads.token_limits:
-            lengths, most = self.tokens[limit.key], min(limit.most, self._room(limit))
-            too_long, total = cut(lengths, most), lengths.total()
-            if too_long > MOST_CUT * total:
-                for name, value in self._longer(limit):
-                    found[name] = value, f"{too_long / total:.0%} are cut at {most}"
+        found |= self._of_lengths()
         persons = self.people.summary()["persons"]
         if persons:
             best = max(persons, key=lambda each: int(each["values"]))

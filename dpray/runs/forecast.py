@@ -1,4 +1,4 @@
-"""The tokens of a plan, and the hours and the price that they take at a rate: all public."""
+"""The tokens of a plan, and the time and the price that they take at a rate: all public."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dpray.config.config import Config
+from dpray.engines.kv_cache import may_have_gpu
 from dpray.engines.model_path import is_at_hand
 from dpray.engines.rates import Rates
-from dpray.engines.text import CHARACTERS
+from dpray.engines.text import CHARACTERS, codec_of
 from dpray.io.files import read_json
 from dpray.types import InputError
 
 T = TypeVar("T")
 
 RATE_FROM, RATES, PRICE = "--rate-from", "--tokens-per-second", "--per-hour"
+
+CPU_PREFILL, CPU_DECODE, CPU_TRAIN = 120e9, 40e9, 24e9
+"""A token of a model with so many parameters takes a second on two CPU cores: measured with
+SmolLM2-135M (docs/clusters.md, "What a run costs"). A forecast without a rate takes these."""
+
+LEAST_PARAMETERS = 3e7
+"""A smaller model is not faster: its tokens cost what is not its matrices."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +80,17 @@ class Forecast:
             None if per_hour is None else per_hour * hours,
         )
 
+    @property
+    def duration(self) -> str:
+        """Return the time of all actors in words."""
+        return _hours(self.hours)
+
     def lines(self) -> dict[str, str]:
         words = f"about {_hours(self.engine_hours)} of one engine"
         if self.gpu_hours is not None:
             words += f", {_hours(self.gpu_hours)} of a GPU"
         if self.hours != self.engine_hours:
-            words += f"; {_hours(self.hours)} with all of runtime.actors"
+            words += f"; {self.duration} with all of runtime.actors"
         lines = {"time": words}
         if self.price is not None:
             lines["price"] = f"about {self.price:,.2f}"
@@ -85,7 +98,31 @@ class Forecast:
 
 
 def _hours(hours: float) -> str:
-    return f"{3600 * hours:.0f} s" if hours < 0.1 else f"{hours:,.1f} h"
+    if hours >= 2:
+        return f"{hours:,.1f} h"
+    return f"{60 * hours:.0f} min" if hours >= 1 / 30 else f"{3600 * hours:.0f} s"
+
+
+def rates_here(config: Config) -> Rates | None:
+    """Return the usual rates of the model on a CPU, by the sizes in its configuration. None on a
+    machine that may have a GPU, for an endpoint, and if the model's files are not here."""
+    engine = config.engine
+    if not (engine.is_local and is_at_hand(engine.model)):
+        return None
+    if engine.gpu_memory_gib is not None or may_have_gpu():
+        return None
+    size = max(LEAST_PARAMETERS, _parameters(codec_of(engine.model, None).model_config))
+    return Rates(CPU_PREFILL / size, CPU_DECODE / size, CPU_TRAIN / size)
+
+
+def _parameters(sizes: Any) -> int:
+    """Return about how many parameters a token is multiplied with. Unlike `kv_cache.parameters`,
+    this needs no torch, which a plan would take seconds to import."""
+    hidden, heads = sizes.hidden_size, sizes.num_attention_heads
+    key_value = getattr(sizes, "num_key_value_heads", None) or heads
+    inner = getattr(sizes, "intermediate_size", None) or 4 * hidden
+    layer = 2 * hidden * hidden * (1 + key_value / heads) + 3 * hidden * inner
+    return int(sizes.num_hidden_layers * layer + sizes.vocab_size * hidden)
 
 
 def given_rates(text: str, work: Work) -> Rates:

@@ -128,6 +128,11 @@ class Plan(ABC):
         """Return the tokens of the run's language model. It may read the model's tokenizer."""
         return Work()
 
+    def texts_of(self, max_tokens: int) -> int | None:
+        """Return how many texts the run makes if `method.max_tokens` is this; None if their number
+        does not depend on it."""
+        return None
+
     @property
     def reads(self) -> Reads:
         return Reads(self._labels())

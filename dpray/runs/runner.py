@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
@@ -31,6 +31,7 @@ from dpray.mechanisms.randomness import new_salt
 from dpray.runs.call_cache import CALLS
 from dpray.runs.failures import OtherPlan, release_with_repeats
 from dpray.runs.folder import CONFIG, ReleaseFolder
+from dpray.runs.forecast import Forecast, Work, rates_here
 from dpray.runs.plan import Plan, privacy_unit
 from dpray.runs.privacy_report import REPORT, PrivacyReport, TableCounts, read_report
 from dpray.runs.released import DIGEST, privacy_report, public_config, versions
@@ -136,6 +137,17 @@ class Run:
         """Keep the rates for `run.json`, from which `dpray plan --rate-from` reads them."""
         if rates is not None:
             self.run["rates"] = asdict(rates)
+
+    @cached_property
+    def _time_to_expect(self) -> str:
+        """Return the most time that the model's work takes, in words: by rates that were measured
+        with public prompts, or usual ones. Empty if neither is known."""
+        config, measured = self.plan.config, self.run.get("rates")
+        rates = rates_here(config) if measured is None else Rates(**measured)
+        if rates is None or (work := self.plan.work) == Work() or (work.train and not rates.train):
+            return ""
+        time = Forecast.of(work, rates, config, 0.0, None).duration
+        return f"the model takes up to about {time} in all"
 
     def _choose_gpus(self) -> None:
         """Make `runtime.gpus_per_actor` a number for the rest of the run."""
@@ -396,6 +408,7 @@ class Run:
                 self.build,
                 engine,
                 ray_metrics if self.on_ray else no_metrics,
+                time_to_expect=self._time_to_expect,
             )
             engine = None
             session.metrics.attempt(number, epsilon)

@@ -101,6 +101,8 @@ class Session(Generic[P_co]):
     """Set on an error that ends the run: how to continue, and the cost."""
     charged: float | None = None
     """The epsilon that was charged, if it is more than the plan's."""
+    time_to_expect: str = ""
+    """The most time that the model's work takes by public numbers, in words."""
     left_out: set[str] = field(default_factory=set)
     """The parameters that an endpoint's model did not know."""
     _activity: str = field(default="", init=False)
@@ -223,7 +225,7 @@ class Session(Generic[P_co]):
         if not self.plan.config.not_private:
             epsilon = self.plan.cost.epsilon if self.charged is None else self.charged
             cost = f"eps {epsilon:.3f} (charged)"
-        detail = f"{detail}, {cost}" if detail else cost
+        detail = ", ".join(filter(None, [detail, cost, self.time_to_expect]))
         self._show(Progress(activity, completed, total, detail, tokens_per_second))
 
     def _show(self, progress: Progress) -> None:

@@ -291,6 +291,30 @@ def test_texts_that_private_prediction_will_cut(job: Job) -> None:
     assert [each["key"] for each in found["proposals"]] == ["method.max_prompt_tokens"]
 
 
+def test_the_longest_text_to_write_is_proposed_with_what_it_costs(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokens of longer texts are paid for by fewer texts: both are named, for several sizes."""
+    rows = [note("ab"), *(note("word " * 30) for _ in range(9))]
+    keys = ("method.batch_size=20", "data.public_size=4000", "method.clip_bound=1")
+
+    def found(*more: str) -> dict[str, Any]:
+        return dpray.check(dpray.load(*job(rows, *keys, *more, method="private_prediction")))
+
+    short = found("method.max_tokens=8", "method.max_records=2")
+    sizes = {each["tokens"]: each for each in short["max_tokens"]}
+    assert sizes[8]["longer"] == 9 and sizes[8]["texts"] == 2
+    [best] = short["proposals"]
+    assert best["key"] == "method.max_tokens" and sizes[best["value"]]["longer"] == 0
+    assert best["why"] == "0% of the records are longer; it makes 2 texts, and 8 makes 2"
+    # As many as are asked for come first.
+    most = found("method.max_tokens=8")["max_tokens"][0]["texts"]
+    assert found("method.max_tokens=8", f"method.max_records={most}")["proposals"] == []
+    arguments = job(rows, *keys, "method.max_tokens=8", method="private_prediction")
+    assert run_command(["check", *arguments]) == 0
+    assert "texts made" in capsys.readouterr().out
+
+
 FEW = ("method.max_tokens=8", "method.batch_size=20")
 
 
@@ -319,7 +343,8 @@ def test_what_is_proposed_fits_the_context_and_gets_the_whole_of_it(
     again = dpray.check(dpray.load(*arguments, *better))
     before, after = found["limits"][0], again["limits"][0]
     assert after["most"] >= before["most"] and after["cut"] <= before["cut"]
-    assert [each["value"] for each in again["proposals"]] == []  # there is no better one
+    # There is no better one of what is read.
+    assert {each["key"] for each in again["proposals"]} <= {"method.max_tokens"}
     if words == 30:
         assert after["cut"] == 0
     else:

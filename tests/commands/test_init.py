@@ -28,6 +28,7 @@ from dpray.commands.starter import (
 )
 from dpray.io.formats import FileFormat, Where
 from dpray.ledger.chain import check_name
+from dpray.runs.forecast import Forecast, rates_here
 from dpray.workers.rows import check_first_records, to_row
 
 NEEDED = ("--public-size", "4000", "--epsilon", "4")
@@ -275,7 +276,15 @@ def test_every_method_can_be_planned(
         assert {file for _, file in commands[1:]} == {"notes-chosen.yaml"}
         assert dpray.load("notes.yaml").method.model_dump()["dp_kps"] == {}
     if method != "auto":  # a question to `dpray plan`
-        assert dpray.plan(config).cost.epsilon <= 4
+        plan = dpray.plan(config)
+        assert plan.cost.epsilon <= 4
+        # What the model does ends in ten minutes on two CPU cores, but for a pass of a training.
+        rates = rates_here(config)
+        assert rates is not None
+        assert Forecast.of(plan.work, rates, config, 0.0, None).hours <= (
+            1 / 6 if method != "dp_sgd" else 1 / 5
+        )
+        assert "the model takes up to about" in (folder / "notes.yaml").read_text()
 
 
 def test_the_usual_delta_is_far_below_one_in_the_records() -> None:

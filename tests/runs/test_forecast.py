@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,14 @@ from dpray.engines.text import codec_of
 from dpray.io.files import read_json
 from dpray.methods import registry
 from dpray.methods.config import parse_config
-from dpray.runs.forecast import Forecast, Work, given_rates, rates_of_run
+from dpray.runs.forecast import (
+    Forecast,
+    Work,
+    _parameters,
+    given_rates,
+    rates_here,
+    rates_of_run,
+)
 from dpray.runs.session import Asked
 from dpray.types import InputError, Progress
 
@@ -37,7 +45,7 @@ def test_a_forecast_counts_engines_actors_gpus_and_money(settings: Callable[...,
     found = Forecast.of(work, rates, config, 2.0, 1.5)
     assert (found.engine_hours, found.hours, found.gpu_hours, found.price) == (2.0, 0.5, 4.0, 3.0)
     assert found.lines() == {
-        "time": "about 2.0 h of one engine, 4.0 h of a GPU; 0.5 h with all of runtime.actors",
+        "time": "about 2.0 h of one engine, 4.0 h of a GPU; 30 min with all of runtime.actors",
         "price": "about 3.00",
     }
     here = parse_config(settings())
@@ -121,6 +129,10 @@ def test_the_options_of_a_forecast(
     plain = json.loads(answer("--json"))
     plan = dpray.plan(dpray.load(file))
     assert plain.pop("tokens") == asdict(plan.work)
+    usual = plain.pop("forecast")
+    assert usual["engine_hours"] == pytest.approx(
+        3600**-1 * Rates(**usual["rates"]).seconds(*astuple(plan.work))
+    )
     assert plain == json.loads(json.dumps(plan.summary()))
     given = json.loads(answer("--json", "--tokens-per-second", "100,20", "--per-hour", "2"))
     seconds = plan.work.prefill / 100 + plan.work.decode / 20
@@ -139,6 +151,31 @@ def test_the_options_of_a_forecast(
         (("--tokens-per-second", "1,1", "--per-hour", "-1"), "--per-hour: a price of at least 0"),
     ):
         assert said in answer(*options)
+
+
+def test_a_cpu_has_usual_rates_and_any_other_engine_is_unknown(
+    config_file: Callable[..., str], settings: Callable[..., Any]
+) -> None:
+    here = parse_config(settings())
+    rates = rates_here(here)
+    assert rates is not None and rates.train is not None
+    assert rates.prefill > rates.decode > rates.train > 0
+    elsewhere = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
+    assert rates_here(parse_config(settings(engine__model=elsewhere))) is None
+    assert rates_here(parse_config(settings(engine__gpu_memory_gib=80.0))) is None
+    shown = CliRunner().invoke(app, ["plan", config_file()]).stdout
+    assert "on two CPU cores, at most" in " ".join(shown.split())
+    shown = CliRunner().invoke(app, ["plan", config_file(), f"engine.model={elsewhere}"]).stdout
+    assert "unknown on this engine" in " ".join(shown.split())
+
+
+def test_a_larger_model_is_forecast_to_be_slower() -> None:
+    """The parameters that the configuration of SmolLM2-135M stands for are counted from it."""
+    sizes = SimpleNamespace(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, vocab_size=49152,
+    )  # fmt: skip
+    assert _parameters(sizes) == pytest.approx(134.5e6, rel=0.01)
 
 
 def test_a_training_needs_a_rate_of_its_own() -> None:

@@ -129,6 +129,21 @@ class PrivatePredictionPlan(Plan):
             self.form,
         )
 
+    @property
+    def open_keys(self) -> dict[str, object]:
+        """Return `batches: auto` if that is what the configuration leaves open."""
+        given = self.config.method.each[-1]
+        is_auto = isinstance(given, PrivatePredictionSettings) and given.batches == "auto"
+        return {"batches": "auto"} if is_auto else {}
+
+    def texts_of(self, max_tokens: int) -> int:
+        settings = self.settings.model_copy(update=self.open_keys | {"max_tokens": max_tokens})
+        try:
+            plan = make_plan(self.config, settings)
+            return min(plan.expected_records, plan.whole_texts)
+        except InputError:  # epsilon does not pay for one, or the context has no room for it
+            return 0
+
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.private_prediction.audit import runs_targets, targets
 
@@ -371,11 +386,6 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
 def warnings(plan: PrivatePredictionPlan) -> list[str]:
     settings, found = plan.settings, rounding_warnings(plan.config.engine.dtype)
     s = settings.expected_batch_size
-    if plan.disjoint and plan.private_tokens < settings.max_tokens:
-        found.append(
-            "method.private_tokens is below method.max_tokens: a batch may end before its "
-            "first text does; a larger batch_size or epsilon, or a shorter text, helps"
-        )
     if not plan.disjoint and settings.public_gate and settings.private_tokens is None:
         found.append(
             "method.public_gate saves nothing while method.private_tokens is null: a Poisson "
@@ -396,7 +406,38 @@ def warnings(plan: PrivatePredictionPlan) -> list[str]:
             )
     if plan.memory is not None:
         found += plan.memory.warnings(plan.usual_rows)
+    if plan.whole_texts < (wanted := settings.max_records or 1):
+        asked = f"max_records: of {wanted} texts" if settings.max_records else "max_tokens:"
+        why = f"epsilon pays for {plan.whole_texts} of {settings.max_tokens} tokens"
+        if plan.disjoint and plan.private_tokens < settings.max_tokens:
+            why += f", and a batch may end before its first text, after {plan.private_tokens}"
+        found.append(f"method.{asked} {why}; {one_key(plan, wanted)}")
     return found
+
+
+LARGER = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+SHORTER = (0.75, 0.5, 0.25, 0.125)
+
+
+def one_key(plan: PrivatePredictionPlan, wanted: int) -> str:
+    """Return the one key to turn so that a plan makes all texts that are asked for: larger batches
+    first, which cost only time, then shorter texts, and a larger epsilon last."""
+    s, drawn = plan.settings.expected_batch_size, plan.settings.max_tokens
+    rarest = min(common_shares(plan.proportions).values())
+    sizes = (math.ceil(more * s) for more in LARGER)
+    lengths = (int(less * drawn) for less in SHORTER)
+
+    def pays(**changes: int) -> bool:
+        settings = plan.settings.model_copy(update=plan.open_keys | changes)
+        return affords(replace(plan, settings=settings), wanted)
+
+    for size in sizes:
+        if size <= plan.config.data.public_size * rarest and pays(batch_size=size):
+            return f"method.batch_size={size} pays for all, and takes {size / s:.1f} times as long"
+    for length in lengths:
+        if length and pays(max_tokens=length):
+            return f"method.max_tokens={length} pays for all, which are then shorter"
+    return "raise privacy.epsilon, or ask for fewer texts by method.max_records"
 
 
 def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePredictionPlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -224,6 +225,39 @@ def test_max_records_is_a_maximum_and_texts_are_what_is_asked_for(
     assert 0.49 < most.cost.epsilon <= 0.5
     with pytest.raises(InputError, match=r"^method\.texts: 100000000 texts cost eps"):
         poisson(settings, method__texts=10**8, privacy__epsilon=0.5)
+
+
+def test_a_plan_that_makes_too_few_texts_names_one_key_that_pays_for_all(
+    settings: Callable[..., dict[str, Any]],
+) -> None:
+    usual = {"method__batches": "auto", "method__clip_bound": 3.0, "method__temperature": 0.8,
+             "method__batch_size": 31, "method__max_tokens": 64, "data__public_size": 3000,
+             "privacy__epsilon": 4.0}  # fmt: skip
+
+    def warning(**changes: Any) -> tuple[PrivatePredictionPlan, list[str]]:
+        plan = poisson(settings, **(usual | changes))
+        return plan, [w for w in plan.summary()["warnings"] if "epsilon pays for" in w]
+
+    def key_of(said: str) -> tuple[str, int]:
+        [(key, value)] = re.findall(r"method\.(\w+)=(\d+) pays for all", said)
+        return key, int(value)
+
+    few, none = warning(method__max_records=None)
+    assert none == []
+    wanted = int(1.4 * few.whole_texts)
+    _, [said] = warning(method__max_records=wanted)
+    assert f"of {wanted} texts epsilon pays for {few.whole_texts} of" in said
+    key, value = key_of(said)
+    assert key == "batch_size"
+    better, none = warning(method__max_records=wanted, method__batch_size=value)
+    assert none == [] and better.expected_records == wanted
+    # No batch is larger than the records of its label: shorter texts are the next best.
+    small = {"data__public_size": 62, "method__max_records": 2}
+    _, [said] = warning(**small)
+    key, value = key_of(said)
+    assert key == "max_tokens"
+    assert warning(**small, method__max_tokens=value)[1] == []
+    assert "raise privacy.epsilon" in warning(**small | {"method__max_records": 10**9})[1][0]
 
 
 def test_auto_takes_what_affords_more_texts_and_says_both_numbers(
