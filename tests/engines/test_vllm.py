@@ -215,7 +215,7 @@ def test_rows_with_other_tokens_are_an_error(
     vllm_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The forced token does not reach one row: seen in the next step, nothing more is drawn."""
-    original = LockstepProcessor.apply
+    original = LockstepProcessor.force
 
     def leaking(self: LockstepProcessor, logits: Any) -> Any:
         row = logits[0].clone()
@@ -224,7 +224,7 @@ def test_rows_with_other_tokens_are_an_error(
             forced[0] = row
         return forced
 
-    monkeypatch.setattr(LockstepProcessor, "apply", leaking)
+    monkeypatch.setattr(LockstepProcessor, "force", leaking)
     with pytest.raises(EngineError, match=r"not whole at token [1-9]"):
         decode(vllm_engine, make_group(vllm_engine, "a", 5))
     with pytest.raises(EngineError, match=r"not whole at token [1-9]"):
@@ -233,13 +233,13 @@ def test_rows_with_other_tokens_are_an_error(
 
 def test_groups_run_side_by_side(vllm_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     together: list[int] = []
-    original = LockstepProcessor.apply
+    original = LockstepProcessor.force
 
     def counting(self: LockstepProcessor, logits: Any) -> Any:
         together.append(len({id(group) for group in self._present}))
         return original(self, logits)
 
-    monkeypatch.setattr(LockstepProcessor, "apply", counting)
+    monkeypatch.setattr(LockstepProcessor, "force", counting)
     pulled: list[str] = []
 
     def source() -> Iterator[Any]:
