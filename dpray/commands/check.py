@@ -15,6 +15,9 @@ from dpray.io.near_labels import spelled
 from dpray.terminal import Terminal, progress_bar, titled_table
 from dpray.types import InputError
 
+FEW = 0.25
+"""A label with a smaller part of its assumed rows is worth a word."""
+
 DECODE = "decode them in the file first, in Python by base64.b64decode(text).decode()"
 
 
@@ -47,8 +50,8 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
     skipped = f", {found['skipped']:,} left out as empty" if found["skipped"] else ""
     console.print(
         f"{found['rows']:,} rows, {found['records']:,} records{skipped}; data.public_size is "
-        f"{found['public_size']:,}, a public number: leave it, unless you know better without "
-        "this count",
+        f"{found['public_size']:,}{' persons' if found['units'] else ''}, a public number: leave "
+        "it, unless you know better without this count",
         soft_wrap=True,
     )
     console.print(f"Public in prompts: {found['about'] or UNSAID}", soft_wrap=True)
@@ -66,8 +69,7 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
         where = f" ({places})" if error["first"] else ""
         console.note("error", "red", f"{error['count']:,} x {error['reason']}{where}")
     _show_tables(found, console)
-    for difference in found["label_differences"]:
-        console.note("label", "yellow", in_words(difference))
+    _show_labels(found, console)
     if found["tokens_not_counted"]:
         console.note("tokens are not counted", "yellow", found["tokens_not_counted"])
     if found["cut_characters"]:
@@ -128,8 +130,13 @@ def _show_tables(found: dict[str, Any], console: Terminal) -> None:
         (name, ", ".join(f"{count:,} {kind}" for kind, count in kinds.items()))
         for name, kinds in found["types"].items()
     ]
-    labels = [(name, f"{count:,}") for name, count in found["labels"].items()]
-    labels += _others(found["other_labels"], found["hidden_labels"], "data.labels")
+    shares, total = found["label_shares"], max(1, found["records"])
+    labels = [
+        (name, f"{count:,}", f"{count / total:.1%}", f"{shares.get(name, 0):.1%}")
+        for name, count in found["labels"].items()
+    ]
+    others = _others(found["other_labels"], found["hidden_labels"], "data.labels")
+    labels += [(*each, "", "") for each in others]
     roles = [(name, f"{count:,}") for name, count in found["roles"].items()]
     roles += _others(found["other_roles"], found["hidden_roles"], "data.roles")
     lengths = {"characters": found["characters"]}
@@ -141,13 +148,36 @@ def _show_tables(found: dict[str, Any], console: Terminal) -> None:
     shares = [(name, *(f"{n:,}" for n in each.values())) for name, each in lengths.items()]
     for title, columns, rows in (
         ("Types", ("column", "rows"), types),
-        ("Labels", ("label", "rows"), labels),
+        ("Labels", ("label", "rows", "share", "assumed"), labels),
         ("Roles", ("role", "messages"), roles),
         ("Lengths of the texts", ("", *found["characters"]), shares if found["records"] else []),
         ("Longest text to write", ("method.max_tokens", "longer records", "texts made"), sizes),
     ):
         if rows:
             console.print(titled_table(title, columns, rows))
+
+
+def _show_labels(found: dict[str, Any], console: Terminal) -> None:
+    for difference in found["label_differences"]:
+        console.note("label", "yellow", in_words(difference))
+    for words in _of_shares(found):
+        console.note("label", "yellow", words)
+    if found["codes"]:
+        words = f"prompts will say it as it is: data.label_about.{found['codes'][0]}=WORDS tells"
+        console.note("label", "yellow", f"{found['codes'][0]} is a code, and {words} its meaning")
+
+
+def _of_shares(found: dict[str, Any]) -> list[str]:
+    """Return a sentence about each label that has far fewer rows than the plan assumes: its batches
+    would be small, and its texts more noise than rows."""
+    total = found["records"]
+    return [
+        f"{spelled(name)} has {count:,} rows, and the plan assumes {share:.1%} of all: merge it "
+        "with another label, leave it out (data.other_labels: skip), or say the shares that "
+        "anybody may know by data.label_proportions"
+        for name, count in found["labels"].items()
+        if (share := found["label_shares"].get(name, 0)) > 0 and count < FEW * share * total
+    ]
 
 
 def _others(values: dict[str, int] | None, hidden: int, key: str) -> list[tuple[str, str]]:

@@ -64,6 +64,7 @@ def show_evaluation(result: dict[str, Any], path: Path) -> None:
         f"Written to {path}, with {len(result['topics'])} topics and their shares",
         soft_wrap=True,
     )
+    console.note("In short", "bold", result["summary"])
 
 
 evaluate.__signature__ = Signature([*_options()])  # type: ignore[attr-defined]

@@ -21,8 +21,8 @@ SIZES: dict[str, list[dict[str, int]]] = {
     "dp_kps": [{}, *({"records": n, "max_tokens": 128} for n in (400, 200, 100, 50, 20))],
     "dp_sgd": [{}, *({"epochs": n, "max_length": 128, "records": 50} for n in (10, 3, 1))],
 }
-"""Of each method, from what `init` writes on a GPU (no other key) to the smallest: the first that
-ends in `HOURS` is taken."""
+"""The sizes of each method, from what `init` writes on a GPU (no other key) to the smallest: the
+first that ends in `HOURS` is taken."""
 
 
 def first_sizes(text: str) -> tuple[dict[str, int], str]:

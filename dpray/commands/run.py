@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import unicodedata
+from itertools import islice
 from pathlib import Path
 
 import typer
@@ -11,9 +13,14 @@ from rich.text import Text
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.config.config import Config
+from dpray.evaluation.texts import cut_share
+from dpray.io.records import read_rows
 from dpray.runs.folder import TABLES
 from dpray.runs.privacy_report import PrivacyReport, parse_report
 from dpray.terminal import Terminal, add_or_remove, progress_bar
+
+LOOKED_AT, MANY = 1000, 0.2
+"""After a run, so many texts are looked at; a share of them that is larger is worth a word."""
 
 
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -71,6 +78,30 @@ def show_run(report: PrivacyReport, folder: Path, console: Terminal) -> None:
         files[1:1] = TABLES
     for name in files:
         console.print(f"  {folder / name}", highlight=False, soft_wrap=True)
+    if report.table is None and (found := advice(folder)) is not None:
+        console.note("To try", "yellow", found)
+
+
+def advice(folder: Path) -> str | None:
+    """Return the one key to turn if the released texts are cut, alike or no words; the first rows
+    of the release are looked at, which are public."""
+    rows = [row for _, row in islice(read_rows(str(folder / "synthetic.jsonl")), LOOKED_AT)]
+    texts = [str(row["text"]) for row in rows]
+    cut = cut_share(rows)
+    if cut is not None and cut >= MANY:
+        why = f"{cut:.0%} of the texts reached method.max_tokens"
+        return f"{why}: raise it; dpray check shows what that costs"
+    if (alike := 1 - len(set(texts)) / max(1, len(texts))) >= MANY:
+        return f"{alike:.0%} of the texts repeat another: raise method.temperature"
+    odd = sum(2 * sum(map(_is_of_words, text)) < len(text) for text in texts)
+    if odd >= MANY * max(1, len(texts)):
+        why = f"{odd / len(texts):.0%} of the texts are mostly signs and digits"
+        return f"{why}: lower method.temperature, or take a larger engine.model (docs/bad_texts.md)"
+    return None
+
+
+def _is_of_words(sign: str) -> bool:
+    return unicodedata.category(sign)[0] in "LMZ"  # letters, their marks, blanks
 
 
 def _how(report: PrivacyReport) -> str:

@@ -48,6 +48,8 @@ from dpray.methods.config import load_config
 from dpray.types import DATASET_NAME, InputError
 
 MOST_LOOKED_AT = 1000
+MOST_LABEL_ROWS = 100_000
+"""A sorted file has the first labels only in its first thousand rows."""
 MOST_LABELS = 50
 MOST_FITS = 6
 LONGEST_STEM = 60
@@ -248,12 +250,14 @@ def _number(answer: str) -> object:
         return answer
 
 
-def _first_rows(files: Sequence[str], column: str, form: FileFormat) -> Iterator[tuple[Where, Row]]:
+def _first_rows(
+    files: Sequence[str], column: str, form: FileFormat, most: int = MOST_LOOKED_AT
+) -> Iterator[tuple[Where, Row]]:
     """Yield the first rows of the files, with one column. Raises InputError for a row that cannot
     be read."""
     some, columns = _spread(files), frozenset({column})
     rows = (read_piece(Piece(file, format=form, columns=columns)) for file in some)
-    each = MOST_LOOKED_AT // len(some)
+    each = most // len(some)
     return chain.from_iterable(islice(of_file, each) for of_file in rows)
 
 
@@ -277,7 +281,7 @@ def _labels(files: Sequence[str], label: str | None, form: FileFormat) -> list[L
     found: dict[str, Label] = {}
     if not label:
         return []
-    for where, row in _first_rows(files, label, form):
+    for where, row in _first_rows(files, label, form, MOST_LABEL_ROWS):
         value = column_of(row, label, where)
         if value is None or value != value:
             continue

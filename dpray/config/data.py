@@ -74,6 +74,11 @@ class DataConfig(Section):
     labels: tuple[Label, ...] = Field(
         (), description="the public label set: texts, numbers, true or false, released as they are"
     )
+    other_labels: Literal["refuse", "skip"] = Field(
+        "refuse",
+        description="refuse: a row with a label that is not in `labels` is an error in the file; "
+        "skip: its row is left out",
+    )
     label_proportions: dict[str, float] | Literal["measured"] | None = Field(
         None,
         description="public share of each label; null: uniform; measured: by a DP histogram that "

@@ -86,6 +86,11 @@ def weights_at_hand(model: str) -> Path | None:
     return Path(base) if _is_folder(base) else None
 
 
+def plain_name(model: str) -> str:
+    """Return a model's name without its digest, its place and what it is based on."""
+    return Path(model.partition(" (sha256")[0].partition("#")[0]).name
+
+
 def is_hub_name(model: str) -> bool:
     """Return whether a model's name can be one on a hub: "owner/name", or only a name."""
     return bool(_HUB_NAME.fullmatch(model))

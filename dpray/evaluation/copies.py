@@ -3,12 +3,18 @@
 Texts share parts by chance, too. So each figure is computed for synthetic texts and for held-out
 real texts. The figures do not show whether a mechanism keeps its promise. A synthetic text that is
 far more like a private one than any held-out text is should be looked at.
+
+`compare_replays` needs no model and works in any language: it looks for strings of one private unit
+only, such as a name or a number, that are in the synthetic texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +23,32 @@ NGRAM = 5
 
 BLOCK = 256
 """The number of queries that are compared with all references at once."""
+
+RUN_OF_SIGNS = 10
+"""Characters in a run of a text without spaces, in place of `NGRAM` words."""
+
+LEAST_DIGITS, LEAST_LETTERS = 4, 5
+"""Numbers with fewer digits, and words and identifiers with fewer letters, are left out."""
+
+KINDS = {
+    "runs": f"runs of {NGRAM} words ({RUN_OF_SIGNS} characters without spaces)",
+    "numbers": f"numbers of {LEAST_DIGITS} digits or more",
+    "names": "two words in a row with capitals",
+    "identifiers": "words with digits, signs @ or /",
+    "words": "single words",
+}
+
+MOST_FOUND = 200
+"""So many strings are listed, those first that no held-out record has."""
+
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
+)
+"""Letters of scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
+
+_NUMBER = re.compile(r"\d(?:[\d.,:/ -]*\d)?")
+
+_EDGES = re.compile(r"^[^\w@/]+|[^\w@/]+$")
 
 _DRAW_SEED = 0
 
@@ -137,3 +169,100 @@ def _summary(values: np.ndarray) -> Mapping[str, float | None]:
         return {"mean": None, "quantile_95": None, "max": None}
     figures = values.mean(), np.quantile(values, 0.95), values.max()
     return dict(zip(("mean", "quantile_95", "max"), map(float, figures), strict=True))
+
+
+# Strings of one unit
+
+String = tuple[str, str]
+"""A kind of `KINDS`, and the string in one spelling."""
+
+
+def compare_replays(
+    synthetic: Sequence[str],
+    private: Sequence[str],
+    held_out: Sequence[str],
+    units: Sequence[Hashable] | None = None,
+) -> dict[str, object]:
+    """Count, for each kind of string, those in synthetic texts that exactly one private unit has,
+    next to the number that held-out real records lead to expect: these share such strings by
+    chance. `units` are those of the `private` texts; without them each text is one.
+
+    Memory grows with the synthetic and the held-out texts, and not with the private ones. The
+    strings themselves are in `found`: the result is for the owner of the data.
+    """
+    made, held = (set(chain.from_iterable(map(strings_of, side))) for side in (synthetic, held_out))
+    owners: dict[String, Hashable | None] = {}
+    for text, unit in zip(private, units or range(len(private)), strict=True):
+        for each in strings_of(text):
+            if each in made or each in held:
+                # None: the string has two units or more.
+                owners[each] = unit if owners.setdefault(each, unit) == unit else None
+    rare = {each for each, unit in owners.items() if unit is not None}
+    found = sorted(rare & made, key=lambda each: (each in held, each[0] == "words", -len(each[1])))
+    return {
+        "synthetic_records": len(synthetic),
+        "held_out_records": len(held_out),
+        "kinds": {kind: _replayed(kind, rare, made, held) for kind in KINDS},
+        "found": [
+            {"kind": kind, "string": string, "in_held_out": (kind, string) in held}
+            for kind, string in found[:MOST_FOUND]
+        ],
+    }
+
+
+def _replayed(
+    kind: str, rare: set[String], made: set[String], held: set[String]
+) -> dict[str, float | int | None]:
+    """Return the strings of a kind in the synthetic texts, how many are of one private unit only,
+    how many were to be expected, and the ratio of both, which is null if none were."""
+    of_kind = [{each for each in side if each[0] == kind} for side in (made, held)]
+    copied, by_chance = (len(side & rare) for side in of_kind)
+    expected = by_chance / max(1, len(of_kind[1])) * len(of_kind[0])
+    ratio = copied / expected if expected else None
+    return {"strings": len(of_kind[0]), "found": copied, "expected": expected, "ratio": ratio}
+
+
+def strings_of(text: str) -> Iterator[String]:
+    """Yield the strings of a text that may tell a person: each kind of `KINDS`."""
+    pieces = [piece for piece in (_EDGES.sub("", piece) for piece in text.split()) if piece]
+    for a, b in pairwise(pieces):
+        if _is_name(a) and _is_name(b):
+            yield "names", f"{a} {b}".casefold()
+    for match in _NUMBER.findall(text):
+        if len(digits := re.sub(r"\D", "", match)) >= LEAST_DIGITS:
+            yield "numbers", digits
+    for piece in pieces:
+        if len(piece) >= LEAST_LETTERS and not _UNSPACED.search(piece):
+            yield from _of_piece(piece.casefold())
+    parts, size, joint = [piece.casefold() for piece in pieces], NGRAM, " "
+    letters = "".join(parts)
+    if 2 * len(_UNSPACED.findall(letters)) > len(letters):
+        parts, size, joint = list(letters), RUN_OF_SIGNS, ""
+    for start in range(len(parts) - size + 1):
+        yield "runs", joint.join(parts[start : start + size])
+
+
+def _of_piece(piece: str) -> Iterator[String]:
+    has_digits, has_letters = any(map(str.isdigit, piece)), any(map(str.isalpha, piece))
+    if (has_digits and has_letters) or "@" in piece or "/" in piece:
+        yield "identifiers", piece
+    elif not has_digits:
+        yield "words", piece
+
+
+def _is_name(piece: str) -> bool:
+    return len(piece) > 1 and piece[0].isupper() and piece[1:] != piece[1:].upper()
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """Return a sentence about the kinds of strings that occur more often than expected, without a
+    string."""
+    more: Counter[str] = Counter()
+    for kind, each in found["kinds"].items():
+        expected = each["expected"]
+        if each["found"] > max(1.5 * expected, expected + 3 * expected**0.5 + 2):
+            more[kind] = each["found"]
+    if not more:
+        return ""
+    listed = ", ".join(f"{count} {kind}" for kind, count in more.most_common())
+    return f"they repeat more strings of one private record than chance does ({listed})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from dpray.engines.base import Embedder
 from dpray.evaluation import NOT_FOR_RELEASE
 from dpray.evaluation.columns import compare_columns, other_types
-from dpray.evaluation.copies import compare_copies
+from dpray.evaluation.copies import compare_copies, compare_replays, in_words
 from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
 from dpray.evaluation.texts import (
@@ -41,6 +41,9 @@ Sets = Mapping[str, Sequence[Labelled]]
 
 JUDGE_SEEDS = 5
 
+MANY_CUT = 0.2
+"""If a larger share of the texts is cut, the key is named that sets their length."""
+
 CHUNK_SIZE = 1024
 """Texts embedded between two reports of progress."""
 
@@ -54,6 +57,7 @@ def evaluate(
     floor: Sequence[Labelled] | None = None,
     schema: dict[str, Any] | None = None,
     seeds: int = 5,
+    units: Sequence[Hashable] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
     """Return the content of `evaluation.json`. Without labels, `downstream` is null.
@@ -61,7 +65,8 @@ def evaluate(
     `real` are the test records. `train` are other real records, best the private ones behind the
     synthetic records: they train the ceiling, and near-duplicates of them are looked for. Without
     `train`, `real` is split into halves (`split`). `floor` are labelled texts made without the
-    private data.
+    private data. `units` are the persons of the `train` records, or without them of the `real`
+    ones, in their order; without `units` each record is one.
 
     Raises InputError for a set that is empty, too small (`FEW`), has only one label, or shares no
     label with the real records, and if all real texts are the same.
@@ -71,6 +76,9 @@ def evaluate(
     sets = _sets(records)
     made, tested = ([text for text, _ in rows] for rows in (synthetic, real))
     parse = cache(parsed_record)
+    if units is not None and train is None:
+        halved = zip(real, units, strict=True)
+        units = [unit for (text, _), unit in halved if not is_for_test(text)]
     # A bad schema is refused before the long work.
     shares = {
         "real": structure(tested, schema, parse),
@@ -90,6 +98,9 @@ def evaluate(
         "records": {name: _by_label(rows) for name, rows in records.items()},
         "test_records": len(sets["test"]),
         **compared,
+        "replays": compare_replays(
+            made, [text for text, _ in sets["ceiling"]], [text for text, _ in sets["test"]], units
+        ),
         "structure": shares,
     }
 
@@ -121,6 +132,30 @@ def _compare(
         "lengths": compare_lengths(made, other, tested, seeds),
         "columns": compare_columns(made, other, tested, seeds, parse),
     }
+
+
+def verdict(result: Mapping[str, Any], cut_share: float | None) -> str:
+    """Return the sentence with which an evaluation ends: how near the texts come to real ones, what
+    was copied, and the key to turn if many texts are cut."""
+    found: list[str] = []
+    if (scores := result["downstream"]) is not None:
+        made, real, floor = (
+            scores[side]["accuracy"]["mean"] for side in ("synthetic", "ceiling", "floor")
+        )
+        side = "real texts" if real - made < made - floor else "the floor"
+        found.append(
+            f"as a classifier's training these texts are nearer to {side}: accuracy {made:.2f}, "
+            f"between {floor:.2f} (floor) and {real:.2f} (real)"
+        )
+    distance = result["fidelity"]["measures"]["frechet_distance"]
+    made, real = (distance[side]["mean"] for side in ("synthetic_to_real", "real_to_real"))
+    found.append(f"their Fréchet distance is {made:.2f}, that of real texts {real:.2f}")
+    if (replayed := in_words(result["replays"])) != "":
+        found.append(replayed)
+    if cut_share is not None and cut_share >= MANY_CUT:
+        found.append(f"{cut_share:.0%} of the texts are cut: raise method.max_tokens")
+    sentence = "; ".join(found)
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 class Judge:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from dpray.engines.base import Embedder, EngineError
-from dpray.evaluation.evaluate import Labelled, evaluate
+from dpray.evaluation.evaluate import Labelled, evaluate, verdict
 from dpray.evaluation.personal_data import find_patterns
 from dpray.evaluation.settings import EvaluationSettings
+from dpray.evaluation.texts import cut_share
 from dpray.extras import require
-from dpray.io.columns import column_of, is_empty, label_name, text_of
+from dpray.io.columns import column_of, is_empty, label_name, plain_value, text_of
 from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Where
@@ -23,6 +24,8 @@ from dpray.runs.folder import refuse_released
 from dpray.types import InputError, OnProgress, no_progress, valid_unicode
 
 EVALUATION = "evaluation.json"
+
+RELEASED = "synthetic.jsonl"
 
 TEXT, LABEL = "text", "label"
 """The columns of a release, whatever the columns of its data are named."""
@@ -55,8 +58,17 @@ def evaluate_files(
     if settings.json_schema is not None:
         schema = read_json(Path(settings.json_schema), "schema")
     text_of = text_reader(settings, schema or {})
+    persons = "real" if settings.train is None else "train"
+    units: list[str] = []
     sets = {
-        name: read_labelled(path, f"--{name}", text_of, settings.label or LABEL, forms[name])
+        name: read_labelled(
+            path,
+            f"--{name}",
+            text_of,
+            settings.label or LABEL,
+            forms[name],
+            (settings.unit, units) if settings.unit and name == persons else None,
+        )
         for name, path in paths.items()
         if path is not None
     }
@@ -70,9 +82,11 @@ def evaluate_files(
         floor=sets.get("floor"),
         schema=schema,
         seeds=settings.seeds,
+        units=units or None,
         on_progress=on_progress,
     )
     result["personal_data"] = find_patterns(text for text, _ in sets["synthetic"])
+    result["summary"] = verdict(result, cut_share(_rows(settings.synthetic, "--synthetic")))
     result |= {"embedder": settings.embedder, "files": paths}
     if settings.out is not None:
         settings.out.mkdir(parents=True, exist_ok=True)
@@ -109,17 +123,23 @@ def text_reader(settings: EvaluationSettings, schema: Mapping[str, object]) -> T
 
 
 def read_labelled(
-    path: str, key: str, read_text: TextOf, label: str, form: FileFormat
+    path: str,
+    key: str,
+    read_text: TextOf,
+    label: str,
+    form: FileFormat,
+    persons: tuple[str, list[str]] | None = None,
 ) -> list[Labelled]:
-    """Read the records of files, or of the release in a run's folder; blank texts are left out."""
-    released = Path(path) / "synthetic.jsonl"
+    """Read the records of files, or of the release in a run's folder; blank texts are left out. The
+    units of the records go into the list of `persons`, from the column that it names."""
+    released = Path(path) / RELEASED
     if (Path(path) / "run.json").exists() and not released.exists():
-        raise InputError(f"{key}: {path}: a run's folder without synthetic.jsonl, not finished")
+        raise InputError(f"{key}: {path}: a run's folder without {RELEASED}, not finished")
     if released.exists() and (Path(path) / "run.json").exists() and key == "--synthetic":
         # Columns of a table may be named like the release's own: `text` and `label`.
         read_text = partial(text_of, column=TEXT)
     records: list[Labelled] = []
-    for file in list_files(str(released) if released.exists() else path, key):
+    for file in _files(path, key):
         for where, row in read_rows(file, form):
             if not records and key == "--synthetic":
                 read_text = _own_text(row, read_text, where)
@@ -130,9 +150,21 @@ def read_labelled(
             if records and (record[1] is None) != (records[0][1] is None):
                 raise InputError(f"{where}: some records have a label, some have none")
             records.append(record)
+            if persons is not None:
+                column, found = persons
+                found.append(label_name(plain_value(column_of(row, column, where), column, where)))
     if not records:
         raise InputError(f"{path}: no records")
     return records
+
+
+def _files(path: str, key: str) -> Sequence[str]:
+    released = Path(path) / RELEASED
+    return list_files(str(released) if released.exists() else path, key)
+
+
+def _rows(path: str, key: str) -> Iterator[dict[str, object]]:
+    return (row for file in _files(path, key) for _, row in read_rows(file, AS_RECOGNISED))
 
 
 def _own_text(row: dict[str, object], read_text: TextOf, where: Where) -> TextOf:

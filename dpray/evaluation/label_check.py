@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TypedDict
 
 from dpray.config.data import DataConfig
-from dpray.io.columns import Label, column_of, is_of_other_type, label_name, plain_value
+from dpray.io.columns import Label, column_of, is_code, is_of_other_type, label_name, plain_value
 from dpray.io.formats import Where
 from dpray.io.near_labels import COMMA, nearest, spelled, spelled_list
 from dpray.io.table import messages_of, role_of
@@ -102,6 +102,16 @@ class LabelCheck:
                 self.of_other_type[name] = value, self.of_other_type.get(name, (value, 0))[1] + 1
         elif isinstance(value, Label) and len(self.values) < MOST:
             self.values[name] = value
+
+    @property
+    def other_rows(self) -> int:
+        """Return the rows that have a label which is not of data.labels."""
+        return sum(n for name, n in self.labels.counts.items() if name not in self.known)
+
+    @property
+    def codes(self) -> list[str]:
+        """Return the labels of which prompts would say a code, such as "1"."""
+        return [n for n in self.known if is_code(n) and n not in self.data.label_about]
 
     def differences(self) -> list[Difference]:
         """Return the labels of the rows that are not of data.labels, if they are near to one or

@@ -189,6 +189,8 @@ class Tally:
             ],
             "types": {name: dict(kinds) for name, kinds in self.types.items()},
             "labels": {name: self.labels[name] for name in self.data.label_names},
+            "label_shares": self.data.proportions,
+            "codes": self.names.codes,
             "other_labels": labels.others,
             "hidden_labels": labels.hidden,
             "label_differences": self.names.differences(),
@@ -300,6 +302,8 @@ class Tally:
             if "data.empty: skip" in reason:
                 found["data.empty"] = "skip", f"{count:,} texts are empty"
         found |= self.names.proposals()
+        if (others := self.names.other_rows) and self.data.other_labels == "refuse":
+            found["data.other_labels"] = "skip", f"{others:,} rows have labels not in data.labels"
         found |= self._of_lengths()
         persons = self.people.summary()["persons"]
         if persons:

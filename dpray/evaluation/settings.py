@@ -43,6 +43,11 @@ class EvaluationSettings(Section):
         description="Column of the label, which records must then have; without this option, "
         "`label` if there is one. In a release it may also be named `label`.",
     )
+    unit: str | None = Field(
+        None,
+        description="Column of the person in the private records (--train, else --real), as "
+        "data.unit: only strings of one person are looked for. Otherwise each record is one.",
+    )
     delimiter: Delimiter = Field(
         None, description="Delimiter of the real records' CSV, as data.delimiter."
     )

@@ -246,6 +246,11 @@ def plain_value(value: object, column: str, where: Where) -> object:
     return value
 
 
+def is_known(value: object, by_name: Mapping[str, Label], column: str, where: Where) -> bool:
+    """Return whether a row's label has a name of `by_name`."""
+    return label_name(plain_value(value, column, where)) in by_name
+
+
 def match_label(value: object, by_name: Mapping[str, Label], column: str, where: Where) -> str:
     """Return the name of a row's label, one of `by_name` and of the same type. The cells of CSV and
     the names of folders are all texts, and match by name. Raises InputError."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dpray.engines.model_path import plain_name
 from dpray.report.tables import at_most, bound, one_in, person_in_words
 from dpray.runs.privacy_report import PrivacyReport
 
@@ -34,6 +35,8 @@ class Answers:
     delta_times_records: float | None
     public: dict[str, object]
     noise_sources: tuple[str, ...]
+    unit: str
+    model: str | None
 
 
 def answers_of(report: PrivacyReport) -> Answers:
@@ -49,6 +52,10 @@ def answers_of(report: PrivacyReport) -> Answers:
             times_records = report.delta * units
     first = {} if report.first is None else report.first.public_inputs
     public = {**report.public_inputs, **{f"first method's {key}": v for key, v in first.items()}}
+    if "public_size" in public:
+        counted = "records" if report.privacy_unit == "record" else "persons, by data.unit"
+        public[f"public_size, in {counted}"] = public.pop("public_size")
+    model = report.public_inputs.get("model")
     parts = (report,) if report.first is None else (report.first, report)
     return Answers(
         report,
@@ -59,6 +66,8 @@ def answers_of(report: PrivacyReport) -> Answers:
         times_records,
         {key: value for key, value in public.items() if value not in (None, [], "")},
         tuple(dict.fromkeys(part.noise_source for part in parts)),
+        "one record" if report.privacy_unit == "record" else report.privacy_unit,
+        plain_name(model) if isinstance(model, str) else None,
     )
 
 

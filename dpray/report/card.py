@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from huggingface_hub import DatasetCardData
 
 from dpray.evaluation.personal_data import LIMITS, find_patterns, in_words
+from dpray.evaluation.texts import cut_share
 from dpray.extras import is_installed
 from dpray.io.files import sha256_of, write_durably
 from dpray.io.hub import PUSH, check_dataset_name, upload_dataset
@@ -239,6 +240,7 @@ def dataset_card(release: Release) -> str:
             fields={name: FIELDS.get(name, "a value of the record") for name in names},
             counts=counts,
             words=words,
+            cut=cut_share(release.rows),
             matches=matches,
             limits=LIMITS,
             table=TABLE,

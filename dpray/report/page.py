@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from html import escape
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ def render_report(
             evaluation=None if public else evaluation,
             tables={} if public else evaluation_tables(evaluation or {}),
             synthetic_row=SYNTHETIC,
+            made_on=str(run.get("created", ""))[:10],
             config=_shown_config(run.get("config", {}), report.method),
         )
     except Exception as error:
@@ -157,6 +159,8 @@ def templates() -> Environment:
         "json": json.dumps,
         "words": lambda key: key.replace("_", " "),
         # In code, within a cell of a Markdown table.
+        # Quotes stay: Markdown has no need of entities for them.
+        "markdown": lambda text: escape(text, quote=False),
         "cell": lambda text: " ".join(text.replace("`", "'").replace("|", "/").split()),
     }
     return environment

@@ -10,6 +10,7 @@ from decimal import ROUND_CEILING, Context
 from statistics import fmean
 from typing import Any
 
+from dpray.evaluation.copies import KINDS
 from dpray.evaluation.personal_data import LIMITS, in_words
 from dpray.runs.privacy_report import Guarantee
 
@@ -62,6 +63,7 @@ def evaluation_tables(result: Result) -> dict[str, DataTable]:
         "downstream": _downstream,
         "fidelity": _fidelity,
         "copies": _copies,
+        "replays": _replays,
         "topics": _topics,
         "lengths": _lengths,
         "structure": _structure,
@@ -122,6 +124,21 @@ def _copies(found: Result) -> DataTable:
         "texts resemble one another too: look where the synthetic ones do so more.",
         ("", "Synthetic, 95 %", "most", "Held-out, 95 %", "most"),
         [("exact copies", *exact), *figures],
+    )
+
+
+def _replays(found: Result) -> DataTable:
+    rows = [
+        (KINDS[kind], number(each["strings"]), number(each["found"]), f"{each['expected']:.1f}",
+         "none" if each["ratio"] is None else f"{each['ratio']:.1f}")
+        for kind, each in found["kinds"].items()
+    ]  # fmt: skip
+    return DataTable(
+        f"Strings that one private person or record has and no other, in the synthetic texts; "
+        f"expected from {number(found['held_out_records'])} held-out real records, which share "
+        "such strings by chance.",
+        ("", "In the texts", "Of one only", "Expected", "Ratio"),
+        rows,
     )
 
 

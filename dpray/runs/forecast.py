@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from dpray.config.config import Config
 from dpray.engines.kv_cache import may_have_gpu
-from dpray.engines.model_path import is_at_hand
+from dpray.engines.model_path import is_at_hand, plain_name
 from dpray.engines.rates import Rates
 from dpray.engines.text import CHARACTERS, codec_of
 from dpray.io.files import read_json
@@ -150,7 +150,10 @@ def rates_of_run(folder: str, config: Config, work: Work) -> Rates:
             f"{config.method.name}; give {RATES}"
         )
     kind = _part(str, run, "config", "engine", "kind")
-    name, now = _name(_part(str, run, "config", "engine", "model")), _name(config.engine.model)
+    name, now = (
+        plain_name(_part(str, run, "config", "engine", "model")),
+        plain_name(config.engine.model),
+    )
     if (name, kind) != (now, config.engine.kind):
         raise InputError(
             f"{RATE_FROM}: {folder} used {name} by {kind}, and this plan uses {now} by "
@@ -183,8 +186,3 @@ def _part(kind: type[T], run: dict[str, Any], *names: str) -> T:
             f"{RATE_FROM}: {key} in run.json is not what dpray writes there; give {RATES}"
         )
     return found
-
-
-def _name(model: str) -> str:
-    """Return a model's name without its digest, its place and what it is based on."""
-    return Path(model.partition(" (sha256")[0].partition("#")[0]).name

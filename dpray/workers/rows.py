@@ -16,7 +16,7 @@ import pyarrow as pa
 from dpray.config.config import Config, DataConfig
 from dpray.engines.base import EngineError
 from dpray.extras import Late
-from dpray.io.columns import column_of, is_empty, match_label, value_name
+from dpray.io.columns import column_of, is_empty, is_known, match_label, value_name
 from dpray.io.file_list import file_digest, list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, last_row, numbered, read_piece
@@ -154,7 +154,8 @@ def to_row(
     data: DataConfig,
     column_values: Mapping[str, Collection[str]] | None = None,
 ) -> Row | None:
-    """Return one validated record as a row, None for an empty text that is skipped.
+    """Return one validated record as a row, None for an empty text or another label that is
+    skipped.
 
     With `column_values`, the public values of other columns, the row has those columns too, as
     texts in `columns`. Raises InputError naming the row, also for any other value.
@@ -166,7 +167,10 @@ def to_row(
             return None
         raise InputError(f"{where}: the text is empty (data.empty: skip leaves such rows out)")
     if data.label is not None:
-        label = match_label(column_of(row, data.label, where), data.label_names, data.label, where)
+        value = column_of(row, data.label, where)
+        if data.other_labels == "skip" and not is_known(value, data.label_names, data.label, where):
+            return None
+        label = match_label(value, data.label_names, data.label, where)
     found: Row = {
         "text": text,
         "label": label or "",

@@ -51,6 +51,22 @@ def test_the_card_states_the_guarantee_and_figures_of_the_released_texts(run_dir
     )
 
 
+def test_the_card_names_the_model_the_language_and_the_share_of_cut_texts(run_dir):
+    inputs = {"model": "owner/SmolLM2 (sha256 01)", "language": "German", "public_size": 9}
+    unit = "all records with the same 'person' <b>"
+    report = a_report(public_inputs=inputs, privacy_unit=unit)
+    (run_dir / "privacy_report.json").write_text(json.dumps(report))
+    ends = ["length"] * 3 + ["stop"]
+    rows = [{"text": "note", "label": "a", "finish_reason": end} for end in ends]
+    (run_dir / "synthetic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_card(run_dir, None, "unknown")
+    card = (run_dir / CARD).read_text()
+    assert "with the language model SmolLM2 (dpray" in card
+    assert "Language of the texts: German." in card
+    assert "75 % of the texts reached the most tokens" in card
+    assert "the same 'person' &lt;b&gt;" in card and "&#39;" not in card and "<b>" not in card
+
+
 def test_the_libraries_read_what_the_card_promises(run_dir):
     table = pa.table({"year": [1999, 2001], "cast": [["A"], ["B", "C"]], "odd": [{"a": 1}] * 2})
     pq.write_table(table, run_dir / "table.parquet")
@@ -88,7 +104,8 @@ def test_the_sheet_answers_from_the_report_and_leaves_the_rest_to_the_owner(run_
     assert "delta times" not in by_patient and "record by record" not in by_patient
     assert "record by record" in by_record and "delta times records is 0.004" in by_record
     assert by_patient.count("For you to answer:") == 4 and "Questions left to you 4" in by_patient
-    assert "labels: cardiology, dermatology; public size: 4000 from: public_inputs" in by_patient
+    size = "public size, in persons, by data.unit: 4000"
+    assert f"labels: cardiology, dermatology; {size} from: public_inputs" in by_patient
 
 
 def test_the_card_and_the_sheet_give_the_same_answers(run_dir):

@@ -315,6 +315,31 @@ def test_the_longest_text_to_write_is_proposed_with_what_it_costs(
     assert "texts made" in capsys.readouterr().out
 
 
+def test_rows_of_labels_that_are_left_out_are_no_error(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*(note(label="a") for _ in range(20)), note(label="b"), note(label="c")]
+    arguments = job(rows)
+    refused = dpray.check(dpray.load(*arguments))
+    proposals = {each["key"]: each["value"] for each in refused["proposals"]}
+    assert refused["refused"] and proposals["data.other_labels"] == "skip"
+    found = dpray.check(dpray.load(*arguments, "data.other_labels=skip"))
+    assert not found["refused"] and (found["records"], found["skipped"]) == (21, 1)
+    assert "data.other_labels" not in {each["key"] for each in found["proposals"]}
+    # The rows of a label are shown next to the share that the plan assumes.
+    assert run_command(["check", *arguments, "data.other_labels=skip"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert '"b" has 1 rows, and the plan assumes 50.0% of all: merge it' in shown
+    assert '"a" has' not in shown
+
+
+def test_labels_that_are_codes_are_told_to_have_no_meaning(job: Job) -> None:
+    arguments = job([note(label=1), note(label=2)], "data.labels=[1, 2]")
+    assert dpray.check(dpray.load(*arguments))["codes"] == ["1", "2"]
+    words = "data.label_about={1: skin, 2: heart}"
+    assert dpray.check(dpray.load(*arguments, words))["codes"] == []
+
+
 FEW = ("method.max_tokens=8", "method.batch_size=20")
 
 

@@ -144,6 +144,13 @@ def test_look_finds_labels_and_the_encoding(folder: Path) -> None:
     assert dpray.load("typed.yaml").data.labels == (0, "0.5", 2.5, True)
 
 
+def test_look_finds_the_labels_of_a_sorted_file(folder: Path) -> None:
+    rows = [json.dumps({"text": "x", "label": f"l{n // 600}"}) for n in range(3000)]
+    Path("notes.jsonl").write_text("\n".join(rows))
+    assert run_command(["init", "notes.jsonl", "--label", "label", "--look", *NEEDED]) == 0
+    assert dpray.load("notes.yaml").data.labels == tuple(f"l{n}" for n in range(5))
+
+
 def test_a_folder_with_a_given_delimiter_in_windows_encoding(folder: Path) -> None:
     (folder / "notes").mkdir()
     (folder / "notes" / "a.csv").write_bytes("Größe^text\nMarlowe^a\n".encode("cp1252"))

@@ -1,11 +1,18 @@
 """Shared words against the same by brute force; copies against held-out records."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dpray.evaluation.copies import compare_copies, nearest_cosine, shared_words
+from dpray.evaluation.copies import (
+    compare_copies,
+    compare_replays,
+    in_words,
+    nearest_cosine,
+    shared_words,
+)
 
 
 def runs(text, n):
@@ -75,3 +82,67 @@ def test_nearest_cosine_is_that_by_all_pairs():
 
     assert nearest_cosine(x, y) == pytest.approx(dots.max(axis=1), abs=1e-6)
     assert nearest_cosine(y[:5], y).max() <= 1.0
+
+
+def replays(made: list[str], private: list[str], held: list[str], **units: Any) -> Any:
+    return compare_replays(made, private, held, **units)
+
+
+PRIVATE = [
+    "Mara Lindqvist called about invoice 77 1234 5678 and wrote from mara.l@post.example today",
+    "the order was late again and nobody answered the phone",
+    "the order was late again and nobody could say why",
+    "请把我的订单寄到北京市朝阳区建国路八十八号",
+    "ผู้ป่วยมาพบแพทย์ด้วยอาการไข้สูงสามวัน",
+]
+HELD_OUT = ["the order was lost again and nobody answered at all", "谢谢你们的帮助"]
+
+
+@pytest.mark.parametrize(
+    ("copied", "kind", "string"),
+    [
+        ("Thanks to Mara Lindqvist for this", "names", "mara lindqvist"),
+        ("it is 77.1234.5678, please", "numbers", "7712345678"),
+        ("ask (mara.l@post.example)", "identifiers", "mara.l@post.example"),
+        ("again and nobody answered the phone here", "runs", "again and nobody answered the"),
+        ("那里是北京市朝阳区建国路八十八号吗", "runs", "北京市朝阳区建国路八"),
+        ("อาการไข้สูงสามวันแล้ว", "runs", "อาการไข้สู"),
+    ],
+)
+def test_a_planted_string_of_one_record_is_found(copied: str, kind: str, string: str) -> None:
+    found = replays([copied, "no part of it"], PRIVATE, HELD_OUT)
+    assert {"kind": kind, "string": string, "in_held_out": False} in found["found"]
+    assert found["kinds"][kind]["found"] > found["kinds"][kind]["expected"] == 0
+    clean = replays(["no part of it at all"], PRIVATE, HELD_OUT)
+    assert clean["found"] == [] and in_words(clean) == ""
+
+
+def test_what_two_units_have_is_no_replay() -> None:
+    run = "the order was late again"
+    made = [f"{run} today"]
+    assert run not in {each["string"] for each in replays(made, PRIVATE, HELD_OUT)["found"]}
+    # Both records are of one person: now the string is this person's.
+    of_one = replays(made, PRIVATE, HELD_OUT, units=["a", "b", "b", "c", "d"])
+    assert run in {each["string"] for each in of_one["found"]}
+    # A person who says it in a hundred records does not make it common.
+    often = replays(made, [PRIVATE[1]] * 100, HELD_OUT, units=["b"] * 100)
+    assert run in {each["string"] for each in often["found"]}
+
+
+def test_the_base_rate_is_that_of_held_out_records() -> None:
+    """Texts from the same source share strings by chance, copied ones share more."""
+    rng = np.random.default_rng(0)
+    words = [f"word{letter}{other}" for letter in "abcdefgh" for other in "ijklmnop"]
+
+    def texts(number: int) -> list[str]:
+        return [" ".join(rng.choice(words[:16], 8)) for _ in range(number)]
+
+    private, held, made = texts(2000), texts(200), texts(200)
+    usual = replays(made, private, held)
+    runs = usual["kinds"]["runs"]
+    assert runs["found"] == pytest.approx(runs["expected"], abs=5 * runs["expected"] ** 0.5 + 3)
+    assert in_words(usual) == ""
+    copied = replays([*made[:150], *private[:50]], private, held)
+    assert copied["kinds"]["runs"]["ratio"] > 2
+    said = in_words(copied)
+    assert "runs" in said and "word" not in said  # no string is in what is printed

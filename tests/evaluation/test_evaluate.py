@@ -11,7 +11,7 @@ import pytest
 
 from dpray.evaluation import NOT_FOR_RELEASE
 from dpray.evaluation.downstream import Embedded, logistic_regression
-from dpray.evaluation.evaluate import evaluate, split
+from dpray.evaluation.evaluate import evaluate, split, verdict
 from dpray.evaluation.texts import parsed_record
 from dpray.types import InputError
 
@@ -259,3 +259,24 @@ def test_a_text_is_parsed_once(monkeypatch):
     assert found["structure"]["real"]["json_parse_share"] == 1.0 and found["columns"] is not None
     assert parsed.keys() == {text for side in (real, synthetic, train) for text, _ in side}
     assert {*parsed.values()} == {1}
+
+
+def test_an_evaluation_ends_with_one_sentence():
+    def result(made, found):
+        sides = {"synthetic": made, "ceiling": 0.9, "floor": 0.3}
+        distance = {"synthetic_to_real": {"mean": 1.42}, "real_to_real": {"mean": 1.09}}
+        return {
+            "downstream": {side: {"accuracy": {"mean": of}} for side, of in sides.items()},
+            "fidelity": {"measures": {"frechet_distance": distance}},
+            "replays": {"kinds": {"numbers": {"found": found, "expected": 1.0}}},
+        }
+
+    near = verdict(result(0.8, 1), 0.75)
+    assert near.startswith("As a classifier's training these texts are nearer to real texts: ")
+    assert "distance is 1.42, that of real texts 1.09" in near
+    assert near.endswith("75% of the texts are cut: raise method.max_tokens.")
+    assert "repeat" not in near
+    far = verdict(result(0.4, 9) | {"downstream": None}, None)
+    assert "more strings of one private record than chance does (9 numbers)." in far
+    assert "nearer to the floor" in verdict(result(0.4, 1), 0.1)
+    assert "cut" not in verdict(result(0.4, 1), 0.1)

@@ -41,7 +41,7 @@ class Visible(HTMLParser):
             self.texts.append(data)
 
 
-COST = "2,600 epsilon alone 3.9 delta 1e-6 bound zcdp"
+COST = "2,600 3.9 details epsilon alone 3.9 delta 1e-6 bound zcdp"
 STATED = (
     "patient (column patient_id)",
     "add or remove one",
@@ -56,7 +56,7 @@ STATED = (
     f"above threshold threshold 0.5 noise 0.2 {COST} zcdp rho 0.0021",
     "records are hashed to batches by unit id; no amplification",
     "none: parameters were chosen on public data",
-    "labels cardiology, dermatology public size 4,000",
+    "labels cardiology, dermatology public size, in persons, by data.unit 4,000",
     "ChaCha20 keyed with 256 bits from the operating system",
     "Timing: how long a batch takes is not protected.",
     "Floating point: real-valued noise is drawn in float64.",
@@ -77,6 +77,18 @@ STATED = (
 def test_every_item_is_stated():
     text = Visible(page()).text
     assert [stated for stated in STATED if stated not in text] == []
+
+
+def test_the_page_begins_with_the_date_the_model_and_the_unit_in_words() -> None:
+    inputs = {"model": "HuggingFaceTB/SmolLM2-1.7B (sha256 0123)", "public_size": 7}
+    report = a_report(privacy_unit="record", public_inputs=inputs)
+    html = render_report(parse_report(report), [], None, {"created": "2026-03-04T05:06"}, True)
+    text = Visible(html).text
+    assert "with SmolLM2-1.7B on 2026-03-04" in text
+    assert "What is protected one record" in text and "public size, in records 7" in text
+    # The terms of art are in what has to be opened.
+    opened = re.sub(r"<details>.*?</details>", "", html, flags=re.DOTALL)
+    assert "zcdp rho" in text and "zcdp rho" not in Visible(opened).text
 
 
 def test_the_guarantee_is_given_in_words_and_in_symbols():
