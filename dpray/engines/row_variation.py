@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import torch
     import transformers
 else:
+    torch = Late("torch")
     transformers = Late("transformers")
 
 POSITIONS = 3
@@ -106,10 +107,11 @@ class RowProbe:
         row_V = first_V if len(logits_private_SV) == 0 else logits_private_SV[0]
         kept_2V = row_V.new_empty(2, len(row_V))
         kept_2V[0], kept_2V[1] = row_V, logits_public_V
-        return HostSync(kept_2V[:, :: max(1, len(row_V) // TOKENS)].float(), self._keep)
+        kept = kept_2V[:, :: max(1, len(row_V) // TOKENS)].float()
+        return HostSync(kept, torch.stack, self._keep)
 
-    def _keep(self, logits: torch.Tensor) -> Selection:
-        row, public = logits.chunk(2)
+    def _keep(self, logits_2T: torch.Tensor) -> Selected:
+        row, public = logits_2T
         self.logits.append(row.tolist())
         self.public.append(public.tolist())
         return Selected(self.token)

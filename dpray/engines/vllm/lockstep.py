@@ -54,7 +54,7 @@ from dpray.engines.base import (
     failure_name,
     select_tokens,
 )
-from dpray.engines.finite_rows import FiniteRows, highest
+from dpray.engines.finite_rows import FiniteRows, highest, remember_together
 from dpray.engines.float32 import without_tf32
 from dpray.engines.transformers import PublicPass, Rows, load_model
 
@@ -93,7 +93,8 @@ class _Text:
 
 @dataclass(eq=False, kw_only=True)
 class _Group(_Text):
-    """A group of `size` rows, the public one included, and their places in the present batch."""
+    """A group of `size` rows, the public one included, and their places in the present batch.
+    `private` is where its private rows are, in the logits that `_selections` looks at."""
 
     eos: int
     ends: frozenset[int]
@@ -108,7 +109,7 @@ class _Group(_Text):
     """The selector's state before it drew the token of a position."""
     complete: bool = False
     indices: list[int] = field(default_factory=list)
-    private: slice | torch.Tensor = field(default_factory=lambda: slice(0))
+    private: slice = field(default_factory=lambda: slice(0))
 
     @property
     def draws(self) -> bool:
@@ -191,6 +192,8 @@ class LockstepProcessor(ABC):
         self._present: list[_Group] = []
         self._parts: dict[str, dict[int, int]] = {}
         self._rows = torch.empty(0, dtype=torch.long, device=device)
+        # The private rows of all groups, one group after the other, if some are not in one piece.
+        self._private: torch.Tensor | None = None
 
     @abstractmethod
     def attach(self, runner: Any) -> None:
@@ -247,15 +250,18 @@ class LockstepProcessor(ABC):
             places.sort()
             group.complete = [row for row, _ in places] == list(range(group.size))
             group.indices = [index for _, index in places]
-            private = group.indices[:-1]
-            first = private[0] if private else 0
-            contiguous = private == list(range(first, first + len(private)))
-            group.private = (
-                slice(first, first + len(private))
-                if contiguous
-                else torch.tensor(private, device=self.device)
-            )
             self._present.append(group)
+        private = [group.indices[:-1] for group in self._present]
+        if all(each == list(range(each[0], each[0] + len(each))) for each in private if each):
+            self._private = None
+            for group, each in zip(self._present, private, strict=True):
+                group.private = slice(each[0], each[0] + len(each)) if each else slice(0)
+        else:
+            gathered = [index for each in private for index in each]
+            self._private = torch.tensor(gathered, dtype=torch.long, device=self.device)
+            ends = np.cumsum([len(each) for each in private]).tolist()
+            for group, each, end in zip(self._present, private, ends, strict=True):
+                group.private = slice(end - len(each), end)
         indices = [index for group in self._present for index in group.indices]
         self._rows = torch.tensor(indices, dtype=torch.long, device=self.device)
 
@@ -274,7 +280,8 @@ class LockstepProcessor(ABC):
         if self.draws_ahead:
             for each in running:
                 each.remember_state()
-        self._draw_tokens(running, logits, highest_N)
+        if running:
+            self._draw_tokens(running, logits, highest_N)
         forced = [
             group.tokens[-1] if group.fate == "running" else group.eos
             for group in self._present
@@ -305,13 +312,28 @@ class LockstepProcessor(ABC):
     def _draw_tokens(
         self, groups: list[_Group], logits: torch.Tensor, highest_N: torch.Tensor
     ) -> None:
-        ends: Sequence[Selected | Failed]
+        selections: Sequence[Selection]
         try:
-            ends = select_tokens([self._selection(group, logits, highest_N) for group in groups])
+            selections = self._selections(groups, logits, highest_N)
         except Exception as error:  # the device's, which does not say whose
-            ends = [Failed(error)] * len(groups)
-        for group, end in zip(groups, ends, strict=True):
+            selections = [Failed(error)] * len(groups)
+        for group, end in zip(groups, select_tokens(selections), strict=True):
             group.note(end)
+
+    def _selections(
+        self, groups: list[_Group], logits: torch.Tensor, highest_N: torch.Tensor
+    ) -> list[Selection]:
+        logits_NV, all_highest_N = logits, highest_N
+        if self._private is not None:
+            logits_NV = logits.index_select(0, self._private)
+            all_highest_N = highest_N.index_select(0, self._private)
+        highest_GS = remember_together(
+            [group.finite for group in groups], [all_highest_N[group.private] for group in groups]
+        )
+        return [
+            self._selection(group, logits_NV[group.private], highest_S, logits[group.indices[-1]])
+            for group, highest_S in zip(groups, highest_GS, strict=True)
+        ]
 
     def _is_whole(self, group: _Group) -> bool:
         return (
@@ -321,19 +343,22 @@ class LockstepProcessor(ABC):
             and self.same_history(group)
         )
 
-    def _selection(self, group: _Group, logits: torch.Tensor, highest_N: torch.Tensor) -> Selection:
+    def _selection(
+        self,
+        group: _Group,
+        private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        public_V: torch.Tensor,
+    ) -> Selection:
         try:
             if group.selector is None:
                 assert group.spec is not None
                 group.selector = group.spec.build()
                 if self.public_pass is not None:
                     group.public_row = self.public_pass.start(group.public_prompt)
-            if self.public_pass is None or group.public_row is None:
-                public_V = logits[group.indices[-1]]
-            else:
+            if self.public_pass is not None and group.public_row is not None:
                 public_V = self.public_pass.logits(group.public_row, group.tokens)
-            highest_S = group.finite.remember(highest_N[group.private])
-            return group.selector.select(logits[group.private], highest_S, public_V)
+            return group.selector.select(private_SV, highest_S, public_V)
         except Exception as error:
             return Failed(error)
 
