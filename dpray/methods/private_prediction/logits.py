@@ -190,7 +190,7 @@ def distribution_distances(
     """
     top_G1 = public_GV.amax(dim=-1, keepdim=True)
     steps_GV = row_steps(public_GV, top_G1).double()
-    scale_G1 = PROBABILITY_GRID * batch_size / row_totals(public_GV, top_G1)
+    scale_G1 = PROBABILITY_GRID * batch_size / steps_GV.sum(dim=-1, keepdim=True)
     apart_GV = steps_GV.mul_(scale_G1).floor_().sub_(probability_sums_GV).abs_()
     steps_G1 = apart_GV.long().sum(dim=-1, keepdim=True)
     return steps_G1.double() / (PROBABILITY_GRID * batch_size)

@@ -79,12 +79,12 @@ class Step:
     """The groups of one step, with `PrivateToken`'s guarantee for each.
 
     Claim: what is drawn for a group is a function of its own rows, public logits and coins. No bit
-    of it depends on which other groups are in the step, in which order, or on their rows. *Why*:
-    rows meet other rows in three reductions only, over rows and over the vocabulary. The sums over
-    rows, for totals of a softmax, distances and cumulative weights are of whole numbers, which are
-    exact in any order; a row is added to its own group's sums only. Maxima and the k-th highest are
-    exact, too. All else is computed number by number, and a function of each (privacy.md, 2.2).
-    So the sensitivity of a group's sum, and of its distance, is what one row of this group adds.
+    of it depends on which other groups are in the step, in which order, or on their rows. So the
+    sensitivity of a group's sum, and of its distance, is what one row of this group adds, if one
+    unit is added or removed. *Why*: numbers meet each other in sums and maxima only. Sums over
+    rows, and along the vocabulary (a softmax's total, a distance, cumulative weights), are of whole
+    numbers, exact in any order, and a row is added to its own group's sums only. Maxima and the
+    k-th highest are exact, too. All else is computed number by number.
 
     Nothing here waits for the device. Where `looks` is set, the host looks at the gate's and the
     sparse vector's answers and at the candidates, computes no sum that no draw needs, and only the
@@ -143,7 +143,7 @@ class Step:
     @cached_property
     def public_GA(self) -> torch.Tensor:
         columns_A, allowed_GA = self.allowed
-        public_GV = even_if_not_finite(torch.stack([group.public for group in self.groups]))
+        public_GV = even_if_not_finite(_cat([group.public[None] for group in self.groups]))
         public_GA = columns_of(public_GV, columns_A)
         return public_GA if allowed_GA is None else public_GA.masked_fill(~allowed_GA, -torch.inf)
 
