@@ -104,7 +104,7 @@ class _Group(_Text):
     may_stop: bool = False
     selector: TokenSelector | None = None
     rows: dict[int, Any] = field(default_factory=dict)
-    """What the model runner keeps of each row: its output, or its slot."""
+    """Each row's output or slot, as the model runner keeps it."""
     earlier: dict[int, dict[str, Any]] = field(default_factory=dict)
     """The selector's state before it drew the token of a position."""
     complete: bool = False
@@ -179,7 +179,7 @@ class LockstepProcessor(ABC):
     """Forces one token on all rows of a group."""
 
     draws_ahead = False
-    """Whether a step is under way already when the engine sees the token of the one before it."""
+    """True if a step is under way already when the engine sees the token of the one before it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
