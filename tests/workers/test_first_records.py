@@ -336,3 +336,21 @@ def test_of_an_object_only_the_named_fields_are_read(tmp_path: Path) -> None:
         InputError, match=r"row 1: no column 'note.text'; there are: note.body, note"
     ):
         next(read_piece(Piece(str(path), columns=frozenset({"note.text"}))))
+
+
+def test_a_row_of_another_label_is_no_record_and_moves_no_other(tmp_path: Path) -> None:
+    """Whether a row is one depends on the row only, as for an empty text."""
+    rows = [{"text": f"text {n}", "label": "abc"[n % 3]} for n in range(30)]
+    keys = {"label": "label", "labels": ("a", "b"), "public_size": 20, "other_labels": "skip"}
+
+    def texts(some: list[dict[str, str]]) -> list[object]:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in some))
+        found = DataConfig(path=str(path), text="text", **keys)
+        return [row["text"] for row in record_rows(data_pieces(found)[0], found)]
+
+    known = [row["text"] for row in rows if row["label"] != "c"]
+    assert texts(rows) == known == texts([row for row in rows if row["label"] != "c"])
+    keys["other_labels"] = "refuse"
+    with pytest.raises(InputError, match=r"the label is not one of data\.labels"):
+        texts(rows)
