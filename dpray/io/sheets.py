@@ -25,14 +25,15 @@ Cells = Sequence[object]
 
 
 def read_sheet(name: str, stream: Any, form: FileFormat) -> Scanned:
-    """Read the rows below the header, the first row after `form.skip_rows` that is not empty. An
-    empty row is none. Errors name the rows of the sheet. Raises InputError for the header."""
+    """Read the rows below the header, the first row after `form.skip_rows` that is not empty.
+    Empty rows are left out, and count. Errors name the rows of the sheet. Raises InputError for the
+    header."""
     above, columns, rows = _open(name, stream, form)
     number = above
     try:
         for number, cells in rows:
             where = Where(name, number - above, above=above)
-            # What has no name in the header, such as a note beside the table, nobody can ask for.
+            # What has no name in the header, such as a note next to the table, nobody can ask for.
             yield where, row_of([*zip(columns, _padded(cells, len(columns)), strict=True)])
     except InputError as error:
         yield Where(name, number + 1 - above, above=above), error

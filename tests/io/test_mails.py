@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dpray.io.file_list import file_digests, list_files
 from dpray.io.formats import Piece
+from dpray.io.public_files import read_few_shot
 from dpray.io.records import read_file_header, read_rows, scan_piece
 from dpray.io.text_files import LONGEST_ROW
 from dpray.types import InputError
@@ -174,6 +175,13 @@ def test_a_folder_of_mails_has_labels(tmp_path: Path) -> None:
     before = file_digests(f"{tmp_path}/*/1.eml")
     (tmp_path / "b").rename(tmp_path / "c")
     assert file_digests(f"{tmp_path}/*/1.eml") != before
+
+
+def test_public_examples_may_be_mails(tmp_path: Path) -> None:
+    read(tmp_path, PLAIN)
+    read(tmp_path, PLAIN.replace(b"Hello", b"Bye"), "Access/1.eml")
+    few_shot = read_few_shot(str(tmp_path), 1, "/nowhere")
+    assert few_shot.texts == {None: ["Bye", "Hello"], "Billing": ["Hello"], "Access": ["Bye"]}
 
 
 LINE = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=30)
