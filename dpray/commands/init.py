@@ -86,7 +86,8 @@ Records = Annotated[
     str | None, typer.Option(help="The key of the list of rows, if a JSON file is an object.")
 ]
 SkipRows = Annotated[
-    int, typer.Option(min=0, max=1000, help="Lines of CSV above the header, such as titles.")
+    int,
+    typer.Option(min=0, max=1000, help="Rows of CSV or .xlsx above the header, such as titles."),
 ]
 Looks = Annotated[bool, typer.Option("--look", help=LOOK)]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file.")]

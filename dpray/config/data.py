@@ -118,7 +118,9 @@ class DataConfig(Section):
         None, description="CSV: between cells; null: `,`, `;`, a tab or `|`, as in the header"
     )
     skip_rows: CountOrZero = Field(
-        0, le=1000, description="CSV: lines above the header, such as titles, that are left out"
+        0,
+        le=1000,
+        description="CSV, .xlsx: rows above the header, such as titles, that are left out",
     )
     quote: Quote = Field(
         '"', max_length=1, description='CSV: the sign around a cell; "": no sign is one'
@@ -137,7 +139,7 @@ class DataConfig(Section):
     records: str | None = Field(
         None,
         description="JSON: the key of the list of rows, if the file is an object; `a.b` is key b "
-        "of a; null: the file has the rows",
+        "of a; .xlsx: the sheet; null: the file, or its only sheet, has the rows",
     )
 
     _digests: tuple[bytes, ...] | None = PrivateAttr(None)
