@@ -1,4 +1,4 @@
-# make demo | test | lint | check | bench | chaos | docs | audit | lock | wheels | gpu | gpu-offline | install.
+# make demo | test | lint | check | bench | chaos | docs | audit | lock | wheels | gpu | gpu-vllm | gpu-offline | install.
 # DPRAY_EXTRAS=gpu on a machine with a GPU.
 PYTHON ?= python3
 DPRAY_EXTRAS ?= cpu
@@ -23,7 +23,7 @@ WORDS := tests/docs/test_words.py
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 --ignore=$(WORDS) \
 	-n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: install demo test lint check fast bench chaos docs audit lock wheels gpu gpu-offline clean
+.PHONY: install demo test lint check fast bench chaos docs audit lock wheels gpu gpu-vllm gpu-offline clean
 
 install: $(INSTALLED)
 
@@ -110,21 +110,34 @@ lock: $(INSTALLED)
 WHEELS := out/wheels
 GPU_PYTHON ?= 3.12
 GPU_HAS ?= torch transformers numpy huggingface_hub tokenizers safetensors
+for_gpu = $(BIN)/python -m pip download $(QUIETLY) --no-deps --only-binary :all: --python-version $(GPU_PYTHON) \
+	$(foreach glibc,2014 _2_17 _2_27 _2_28 _2_31,--platform manylinux$(glibc)_x86_64)
 wheels: $(INSTALLED)
 	rm -rf $(WHEELS) && mkdir -p $(WHEELS)
 	printf '%s; python_version < "3"\n' $(GPU_HAS) > $(WHEELS)/absent.txt
 	$(BIN)/uv pip compile --quiet --no-header --no-annotate --group gpu --constraints constraints.txt \
 		--override $(WHEELS)/absent.txt --python-version $(GPU_PYTHON) \
 		--python-platform x86_64-manylinux_2_31 --output-file $(WHEELS)/requirements.txt
-	$(BIN)/python -m pip download $(QUIETLY) --no-deps --only-binary :all: --python-version $(GPU_PYTHON) \
-		$(foreach glibc,2014 _2_17 _2_27 _2_28 _2_31,--platform manylinux$(glibc)_x86_64) \
-		--requirement $(WHEELS)/requirements.txt --dest $(WHEELS)
+	$(for_gpu) --requirement $(WHEELS)/requirements.txt --dest $(WHEELS)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip wheel $(QUIETLY) --no-deps --no-build-isolation --constraint constraints.txt \
 		--wheel-dir $(WHEELS) deepspeed
 
+# vLLM for such a machine, in parts of 44 MiB that may be brought one after the other: out/vllm/part-0 and so on. GPU_VLLM is
+# the version that asks for the machine's torch (0.26.0: torch 2.11.0).
+VLLM := out/vllm
+GPU_VLLM ?= 0.26.0
+gpu-vllm: $(INSTALLED)
+	rm -rf $(VLLM)-wheels && mkdir -p $(VLLM)-wheels
+	$(for_gpu) vllm==$(GPU_VLLM) --dest $(VLLM)-wheels
+	$(BIN)/uv pip compile --quiet --no-header --no-annotate --group gpu-vllm --python-version $(GPU_PYTHON) \
+		--python-platform x86_64-manylinux_2_31 --no-deps --output-file $(VLLM)-wheels/requirements.txt
+	$(for_gpu) --requirement $(VLLM)-wheels/requirements.txt --dest $(VLLM)-wheels
+	$(BIN)/python -m tests.gpu.parts pack $(VLLM)-wheels $(VLLM)
+
 # What runs first on a machine with a GPU, after DPRAY_EXTRAS=gpu make install: the tests, and all figures in out/gpu.json,
-# within ten minutes. `make gpu-offline` does so without an installation and without vLLM, with what `make wheels` has
-# downloaded elsewhere, by PYTHON, which has torch and transformers. GPU_PARTS="zero votes" are these measurements alone.
+# within ten minutes. `make gpu-offline` does so without an installation, with what `make wheels` has downloaded elsewhere, and
+# `make gpu-vllm` if it is there, by PYTHON, which has torch and transformers. GPU_PARTS="zero votes" are these measurements
+# alone. What out/gpu.json has of the same hardware is not measured again.
 GPU_TESTS := tests/gpu tests/methods/dp_sgd/training/test_clipped_loss.py tests/methods/private_prediction/test_side_by_side.py
 GPU_MINUTES ?= 8
 on_gpu = $(if $(GPU_PARTS),,$(1) -m pytest -q -m gpu $(GPU_TESTS);) tests=$$?; \
@@ -136,7 +149,8 @@ gpu: $(INSTALLED)
 gpu-offline:
 	rm -rf out/site
 	$(PYTHON) -m pip install $(QUIETLY) --no-index --no-deps --no-compile --target out/site $(WHEELS)/*.whl
-	$(call on_gpu,PYTHONPATH=$(CURDIR)/out/site $(PYTHON))
+	if test -d $(VLLM); then $(PYTHON) -m tests.gpu.parts join $(VLLM) $(VLLM)-site; fi
+	$(call on_gpu,PYTHONPATH=$(CURDIR)/out/site:$(CURDIR)/$(VLLM)-site $(PYTHON))
 
 clean:
 	rm -rf $(VENV) out

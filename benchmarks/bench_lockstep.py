@@ -76,26 +76,30 @@ class Measured:
 
 
 class Bench:
-    """Times the ways on one model; `selecting` counts the seconds in the selectors."""
+    """Times the ways on one model; `selecting` counts the seconds in the selectors. `alone` takes
+    kernels that are invariant to the batch, or computes public rows by themselves."""
 
-    def __init__(self, folder: Path, rows: int, tokens: int, frame: int) -> None:
+    def __init__(
+        self, folder: Path, rows: int, tokens: int, frame: int, alone: bool = False
+    ) -> None:
         self.folder = str(folder)
-        self.engine: Any = VllmEngine(EngineConfig(model=str(folder), kv_cache_gib=1.0))
+        config = EngineConfig(model=str(folder), kv_cache_gib=1.0)
+        self.engine: Any = VllmEngine(config, private_rows=alone, public_alone=alone)
         self.rows, self.tokens, self.selecting = rows, tokens, 0.0
         self.frame = sentence(random.Random(2), frame)
         worker = self.engine.llm.llm_engine.model_executor.driver_worker.worker
         processor = worker._lockstep_processor()
-        apply = processor.apply
+        force = processor.force
 
         def timed(logits: torch.Tensor) -> torch.Tensor:
             _wait()  # for the model: its time is not the selectors'
             began = CLOCK()
-            logits = apply(logits)
+            logits = force(logits)
             _wait()
             self.selecting += CLOCK() - began
             return logits
 
-        processor.apply = timed
+        processor.force = timed
 
     def measure(self, way: str, groups: int) -> Measured:
         form = Form(ANY_TEXT, self.folder).mask_arguments(self.tokens) if "schema" in way else None

@@ -4,29 +4,30 @@ value.
     python -m benchmarks.bench_selection [--json] [--rows 16] [--vocabulary 4096]
 
 On a GPU each operation is a kernel that the host starts, and each wait stops it until the device is
-done: with small kernels they are the time of a step. The counts are those of any device, and are
-taken on the CPU. A group has `--rows` private rows of random logits; the logits of all groups are
-in one matrix, as an engine has them. The engine's own look at the rows' highest logits counts once.
+done: with small kernels they are the time of a step. The counts are those of a GPU, taken without
+one: tensors of torch's "meta" device have shapes and no numbers, so an operation that needs to know
+a number fails. They hold up to 2^24 logits in a step; more are worked on in parts.
+A group has `--rows` private rows; the logits of all groups are in one matrix, as an engine has
+them. The engine's own look at the rows' highest logits, and at which rows are finite, counts too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-from unittest.mock import patch
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.bench_lockstep import DCLIP, RECENTRED
-from dpray.engines import base
-from dpray.engines.base import select_tokens
-from dpray.engines.finite_rows import highest
+from dpray.engines.base import Selected, select_tokens
+from dpray.engines.finite_rows import FiniteRows, highest, remember_together
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
 
@@ -38,12 +39,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "dclip, top_k_plus": DCLIP | {"candidates": "top_k_plus", "k": 200},
     "public gate": DCLIP | {"sure_probability": 0.9},
     "sparse vector": RECENTRED | {"threshold": 0.5, "noise": 0.1},
+    "gate and sparse vector": RECENTRED | {"sure_probability": 0.9, "threshold": 0.5, "noise": 0.1},
+    "dclip, schema": DCLIP,
 }
 
 VIEWS = {
     "aten.view", "aten._unsafe_view", "aten.slice", "aten.select", "aten.unsqueeze",
     "aten.squeeze", "aten.expand", "aten.split", "aten.split_with_sizes", "aten.detach",
     "aten.alias", "aten.t", "aten.transpose", "aten.empty", "aten.new_empty", "aten.empty_like",
+    "aten.unbind",
 }  # fmt: skip
 """The operations that compute nothing."""
 
@@ -66,34 +70,57 @@ class Counted(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        name = str(func.overloadpacket)
-        self.operations += name not in VIEWS
-        self.waits += name == "aten.nonzero"  # the host has to know how many there are
-        return func(*args, **(kwargs or {}))
+        name, kwargs = str(func.overloadpacket), kwargs or {}
+        if (
+            name == "aten._to_copy"
+            and args[0].is_meta
+            and kwargs.get("device") == torch.device("cpu")
+        ):
+            self.waits += 1
+            return torch.zeros(args[0].shape, dtype=args[0].dtype)
+        found = func(*args, **kwargs)
+        on_device = any(
+            isinstance(each, torch.Tensor) and each.is_meta for each in tree_leaves(found)
+        )
+        self.operations += on_device and name not in VIEWS
+        return found
+
+
+class AnyToken:
+    """Stands in for a schema's mask: it allows every second token."""
+
+    was_closed = False
+
+    def __init__(self, vocabulary: int) -> None:
+        self.allowed = np.arange(vocabulary) % 2 == 0
+
+    def forced(self, must_end: bool) -> None:
+        """There is always a choice."""
+
+    def take(self, token: int) -> int:
+        return token
 
 
 def counts(way: str, groups: int, rows: int, vocabulary: int) -> Counts:
-    """Count one step of `groups` groups. A copy of values to the host is a wait."""
+    """Count one step of `groups` groups."""
     mechanism = PrivateToken(batch_size=rows, private_tokens=8, public_temperature=1.0, **WAYS[way])
+    device = torch.device("meta")
     chosen = [PrivateTokenSelector(mechanism.values, new_key()) for _ in range(groups)]
-    logits_NV = torch.randn(groups * (rows + 1), vocabulary)
-    copy, copies = base._on_host, 0
-
-    def on_host(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        nonlocal copies
-        copies += 1
-        return copy(tensors)
-
-    with patch.object(base, "_on_host", on_host), Counted() as counted:
-        highest_N = highest(logits_NV)
-        parts = zip(logits_NV.split(rows + 1), highest_N.split(rows + 1), strict=True)
-        select_tokens(
+    for selector in chosen if "schema" in way else []:
+        selector.mask = AnyToken(vocabulary)  # type: ignore[assignment]
+    finite = [FiniteRows(rows, device) for _ in chosen]
+    logits_NV = torch.empty(groups * (rows + 1), vocabulary, device=device)
+    with Counted() as counted:
+        parts_NV, highest_N = logits_NV.split(rows + 1), highest(logits_NV).split(rows + 1)
+        highest_GS = remember_together(finite, [highest_S[:-1] for highest_S in highest_N])
+        ends = select_tokens(
             [
-                selector.select(own_SV[:-1], highest_S[:-1], own_SV[-1])
-                for selector, (own_SV, highest_S) in zip(chosen, parts, strict=True)
+                selector.select(own_SV[:-1], highest_S, own_SV[-1])
+                for selector, own_SV, highest_S in zip(chosen, parts_NV, highest_GS, strict=True)
             ]
         )
-    return Counts(way, groups, counted.operations, counted.waits + copies)
+    assert all(isinstance(end, Selected) for end in ends), ends
+    return Counts(way, groups, counted.operations, counted.waits)
 
 
 def main(

@@ -22,6 +22,7 @@ _EXTRAS = {
     "psycopg": ("psycopg", "postgres"),
     "jsonschema": ("jsonschema", "eval"),
     "phonenumbers": ("phonenumbers", "eval"),
+    "openpyxl": ("openpyxl", "office"),
 }
 """By module: the name of its library, and the extra of dpray that installs it. Ray itself is always
 installed, so Ray Train and Ray Serve are recognised by modules that only their extras install."""

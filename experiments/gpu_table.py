@@ -29,6 +29,7 @@ TITLES = {
     "zero": "Four steps under DeepSpeed's ZeRO (torchrun, no Ray), against those of one process",
     "votes": "Votes of private records (Aug-PE)",
     "lockstep": "Private decoding in the transformers engine, and plain sampling of the same group",
+    "vllm": "Private decoding in vLLM, and plain sampling of the same groups",
     "speed": "DP-SGD's micro-batches of texts of 128 tokens, beside plain training and Opacus",
 }
 

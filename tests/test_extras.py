@@ -16,8 +16,8 @@ import sys
 from importlib.machinery import PathFinder
 
 EXTRAS = {
-    "accelerate", "deepspeed", "fastapi", "limits", "opacus", "peft", "phonenumbers", "psycopg",
-    "sentence_transformers", "starlette", "tensorboardX", "torch", "uvicorn", "vllm",
+    "accelerate", "deepspeed", "fastapi", "limits", "opacus", "openpyxl", "peft", "phonenumbers",
+    "psycopg", "sentence_transformers", "starlette", "tensorboardX", "torch", "uvicorn", "vllm",
 }
 
 class WithoutExtras(PathFinder):

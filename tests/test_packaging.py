@@ -27,7 +27,17 @@ DOCKERFILE = (ROOT / "cluster" / "Dockerfile").read_text().replace("\\\n", " ").
 EXTRAS = PROJECT["optional-dependencies"]
 OPTIONAL = [
     each
-    for name in ("torch", "train", "serve", "postgres", "eval", "minilm", "smollm2", "dev")
+    for name in (
+        "torch",
+        "train",
+        "serve",
+        "postgres",
+        "eval",
+        "office",
+        "minilm",
+        "smollm2",
+        "dev",
+    )
     for each in EXTRAS[name]
     if not each.startswith("dpray[")
 ]

@@ -11,6 +11,7 @@ Legend of shape suffixes: S private rows of a group, V vocabulary.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -82,10 +83,13 @@ thread."""
 
 @dataclass(frozen=True)
 class HostSync:
-    """A selection needs the value of `tensor`: `resume` goes on with it, float64 on the host."""
+    """A selection needs a value that the device computes. `compute` takes the `part` of each
+    selection of the step that has the same `compute`, and returns a row for each; `resume` goes on
+    with this selection's row, on the host."""
 
-    tensor: torch.Tensor
-    resume: Callable[[torch.Tensor], Selection]
+    part: Any
+    compute: Callable[[list[Any]], torch.Tensor]
+    resume: Callable[[torch.Tensor], Selected]
 
 
 @dataclass(frozen=True)
@@ -130,8 +134,8 @@ class TokenSelector(Protocol):
         highest_S: torch.Tensor,
         logits_public_V: torch.Tensor,
     ) -> Selection:
-        """Select the token of this position, up to the first value that has to be copied to the
-        host.
+        """Select the token of this position, up to what the device computes for all groups of a
+        step.
 
         `logits_private_SV` are the rows that `add` was not given, or none. It is called exactly
         once for every position.
@@ -144,20 +148,28 @@ class TokenSelector(Protocol):
 
 
 def select_tokens(selections: Sequence[Selection]) -> list[Selected | Failed]:
-    """Bring the selections of one step to their ends, side by side.
-
-    They wait for the device together: the values that they need are copied to the host at once.
-    What they compute on it stays apart, so a group's token is a function of its own rows and key.
+    """Bring the selections of one step to their ends, side by side: what they need is computed in
+    one call, and copied to the host at once. If that fails, the device does not say whose it was.
     """
-    now = list(selections)
-    while waiting := {i: each for i, each in enumerate(now) if isinstance(each, HostSync)}:
-        values = _on_host([sync.tensor for sync in waiting.values()])
-        for (i, sync), value in zip(waiting.items(), values, strict=True):
+    ends: dict[int, Selected | Failed] = {}
+    together: defaultdict[Callable[..., torch.Tensor], dict[int, HostSync]] = defaultdict(dict)
+    for i, each in enumerate(selections):
+        if isinstance(each, HostSync):
+            together[each.compute][i] = each
+        else:
+            ends[i] = each
+    for compute, syncs in together.items():
+        try:
+            rows = compute([sync.part for sync in syncs.values()]).cpu()
+        except Exception as error:
+            ends |= dict.fromkeys(syncs, Failed(error))
+            continue
+        for (i, sync), row in zip(syncs.items(), rows, strict=True):
             try:
-                now[i] = sync.resume(value)
+                ends[i] = sync.resume(row)
             except Exception as error:
-                now[i] = Failed(error)
-    return [each for each in now if not isinstance(each, HostSync)]
+                ends[i] = Failed(error)
+    return [ends[i] for i in range(len(selections))]
 
 
 def select_token(
@@ -174,13 +186,6 @@ def select_token(
     if isinstance(end, Failed):
         raise end.error
     return end.token
-
-
-def _on_host(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Copy the tensors to the host in one piece, flattened, as float64."""
-    flat = torch.cat([tensor.double().flatten() for tensor in tensors]).cpu()
-    values: Sequence[torch.Tensor] = flat.split([tensor.numel() for tensor in tensors])
-    return values
 
 
 _resolved = cache(resolve_name)

@@ -6,6 +6,7 @@ rule is on a row by itself, and looks at all of its logits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpray.extras import Late
@@ -26,16 +27,28 @@ class FiniteRows:
 
     def __init__(self, rows: int, device: torch.device) -> None:
         # 0, or NaN once a row was not finite.
-        self._past_S = torch.zeros(rows, device=device)
+        self.past_S = torch.zeros(rows, device=device)
 
     def remember(
         self, highest_S: torch.Tensor, rows: slice | list[int] = slice(None)
     ) -> torch.Tensor:
         """Return the `highest` logit of each of these `rows` at this position, and NaN also for a
         row that once was not finite in this text."""
-        past_S = self._past_S[rows] + (highest_S - highest_S)  # 0 or NaN, as above
-        self._past_S[rows] = past_S
+        past_S = self.past_S[rows] + (highest_S - highest_S)  # 0 or NaN, as above
+        self.past_S[rows] = past_S
         return highest_S + past_S
+
+
+def remember_together(
+    finite: Sequence[FiniteRows], highest_GS: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """Return what `remember` does for all rows of each, in as many operations as for one."""
+    highest_N = torch.cat(list(highest_GS)) + torch.cat([each.past_S for each in finite])
+    sizes = [len(each.past_S) for each in finite]
+    for each, past_S in zip(finite, (highest_N - highest_N).split(sizes), strict=True):
+        each.past_S = past_S
+    found: Sequence[torch.Tensor] = highest_N.split(sizes)
+    return found
 
 
 def highest(logits_SV: torch.Tensor) -> torch.Tensor:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import torch
     import transformers
 else:
+    torch = Late("torch")
     transformers = Late("transformers")
 
 POSITIONS = 3
@@ -53,9 +54,10 @@ FIRST_ROW = 80
 LONG_ROW = 320
 """The words of another first row: for many keys attention has other tiles."""
 PREFILLS = (1, 2, 5, 9, 10, 13, 17, 22, 33, 64, 65, 129, 257)
-"""The tokens of prompts that are computed next to the long row, one at each of its positions.
-FlashAttention 3 changes its tile, on Hopper, where the longest query of a pass has more than 64
-tokens, counted once for each query head of a key-value head."""
+"""The tokens of prompts that are computed next to the long row, one at every second of its
+positions: an engine may begin a step before it sees that a group is finished. FlashAttention 3
+changes its tile, on Hopper, where the longest query of a pass has more than 64 tokens, counted once
+for each query head of a key-value head."""
 SOME = 8
 """The rows of a group around the long row, and the groups next to its own."""
 ROW = "row"
@@ -105,10 +107,11 @@ class RowProbe:
         row_V = first_V if len(logits_private_SV) == 0 else logits_private_SV[0]
         kept_2V = row_V.new_empty(2, len(row_V))
         kept_2V[0], kept_2V[1] = row_V, logits_public_V
-        return HostSync(kept_2V[:, :: max(1, len(row_V) // TOKENS)].float(), self._keep)
+        kept = kept_2V[:, :: max(1, len(row_V) // TOKENS)].float()
+        return HostSync(kept, torch.stack, self._keep)
 
-    def _keep(self, logits: torch.Tensor) -> Selection:
-        row, public = logits.chunk(2)
+    def _keep(self, logits_2T: torch.Tensor) -> Selected:
+        row, public = logits_2T
         self.logits.append(row.tolist())
         self.public.append(public.tolist())
         return Selected(self.token)
@@ -286,15 +289,16 @@ def _of_short_row(engine: Engine, rows: int, most: int) -> Iterator[_Trial]:
 def _of_long_row(engine: Engine, rows: int) -> Iterator[_Trial]:
     """Yield the row alone, decoded while prompts of growing length are computed, among some rows,
     in no group's private rows, and next to other groups."""
-    room = engine.context_length - len(PREFILLS)
+    positions = 2 * len(PREFILLS)
+    room = engine.context_length - positions
     first = _of_words(engine, min(LONG_ROW, room * 5 // 8))
-    yield _Trial(_probed((first,), first, len(PREFILLS)))
+    yield _Trial(_probed((first,), first, positions))
     prefills = _prefills(engine)
 
     def following(result: LockstepResult) -> LockstepGroup | None:
         return None if result.group_id == ROW else next(prefills, None)
 
-    yield _Trial(_probed((first,), first, len(PREFILLS)), (next(prefills),), following)
+    yield _Trial(_probed((first,), first, positions), (next(prefills),), following)
     shorter = _shorter(engine, max(1, min(SOME, engine.rows_at_once(len(first) + POSITIONS) - 1)))
     yield _Trial(_probed((first, *shorter[: rows - 1]), first))
     yield _Trial(_probed((), first))

@@ -26,13 +26,13 @@ SIGNATURES = {
 
 EXPECTED = {
     "gzip": (".gz",), "zstd": (".zst",), "bz2": (".bz2",), "zip": (".zip",),
-    "parquet": (".parquet",), "arrow": (".arrow", ".feather"),
+    "parquet": (".parquet",), "arrow": (".arrow", ".feather"), "xlsx": (".xlsx", ".zip"),
 }  # fmt: skip
 """The endings whose bytes a kind or a compression of files has."""
 
 ADVICE = {
     ".html": "a web page may say why the data was not downloaded",
-    ".xlsx": "save the sheet as CSV in UTF-8",
+    ".xls": "save it as .xlsx, without a password",
     ".tar": "unpack it, and give its folder",
 }
 

@@ -23,6 +23,7 @@ from dpray.io.files import NOT_IN_URLS, holds_secret, names_cloud
 from dpray.io.formats import (
     ENDINGS,
     KINDS,
+    ONE_TEXT,
     base_name,
     folder_columns,
     kind_of,
@@ -54,8 +55,8 @@ DEEPEST = 6
 REMEDIES = {
     (".tar", ".tgz", ".tbz", ".tbz2", ".7z", ".rar", ".xz", ".lz4"): "unpack it",
     (".gzip", ".zstd", ".bzip2"): "end its name in .gz, .zst or .bz2",
-    (".xlsx", ".xls", ".xlsm", ".ods"): "save the sheet as CSV in UTF-8",
-    (".eml", ".mbox", ".msg", ".pst"): "make it JSON Lines, a line for each mail",
+    (".xls", ".xlsm", ".xlsb", ".ods"): "save it as .xlsx",
+    (".msg", ".pst"): "save the mails as .eml or .mbox",
 }
 """Remedies for files that are not read, by the endings of their names."""
 
@@ -69,9 +70,10 @@ def list_files(path: str, key: str = "data.path", *, once: bool = True) -> list[
     """List the files that a path, a folder, a glob (`*`, `?`) or a cloud URI names, sorted.
 
     A folder's files are those in it that are read; a folder that `save_to_disk` wrote has its
-    Arrow files. Texts (`.txt`), one record each, are those in a folder without other files that
-    are read, and in the folders below. Folders `name=value` are read through. Names that begin
-    with a dot are left out, and links to folders within a folder or a glob are not followed.
+    Arrow files. Texts and mails (`.txt`, `.eml`), one record each, are those in a folder without
+    other files that are read, and in the folders below. Folders `name=value` are read through.
+    Names that begin with a dot are left out, and links to folders within a folder or a glob are not
+    followed.
 
     It opens no file with records. Raises InputError that names `key` if there is no such file, if
     none is of a kind that is read, if a record would be read twice (with `once`), and for a URI
@@ -160,10 +162,10 @@ def _named(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str) ->
         raise InputError(f"{key}: no such file or folder: {path}")
     if info.type == FileType.Directory:
         return _in_folder(filesystem, root.rstrip("/"), path, key)
-    if kind_of(root) == "txt":
+    if (kind := kind_of(root)) in ONE_TEXT:
         raise InputError(
-            f"{key}: {path}: one .txt file is one text; give a folder of them, or make it JSONL or "
-            "CSV with a record in each line"
+            f"{key}: {path}: one .{kind} file is one text; give a folder of them, or make it JSONL "
+            "or CSV with a record in each line"
         )
     if not PurePosixPath(root).suffix.strip("."):
         raise InputError(
@@ -180,12 +182,12 @@ def _in_folder(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str
     if SAVED_SPLITS in names:
         raise InputError(f"{key}: {path}: a DatasetDict; give the folder of one of its splits")
     files += _partitions(filesystem, root)
-    if tables := [file for file in files if kind_of(file) not in (None, "txt")]:
+    if tables := [file for file in files if kind_of(file) not in (None, *ONE_TEXT)]:
         return tables
     texts = {*files, *_glob(filesystem, f"{root}/*/*")}
-    if found := [file for file in texts if kind_of(file) == "txt"]:
-        if any(kind_of(file) == "txt" for file in _glob(filesystem, f"{root}/*/*/*")):
-            setting = _pasted(f"{path.rstrip('/')}/*/*/*.txt", key)
+    if found := [file for file in texts if kind_of(file) in ONE_TEXT]:
+        if any(kind_of(file) in ONE_TEXT for file in _glob(filesystem, f"{root}/*/*/*")):
+            setting = _pasted(f"{path.rstrip('/')}/*/*/*.{kind_of(found[0])}", key)
             raise InputError(f"{key}: {path}: texts lie at several depths; give {setting}")
         return found
     raise InputError(f"{key}: {path}: {_why_none(filesystem, root, path, key)}")
@@ -338,7 +340,7 @@ def _digest(file: str, read: list[float], number: int, stopped: Event) -> bytes:
                 read[number] = min(1.0, read[number] + found / size)
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({type(error).__name__})") from None
-    if kind_of(name) == "txt":
+    if kind_of(name) in ONE_TEXT:
         sha256.update(f"\0{name.split('/')[-2]}".encode())  # the label
     elif named := folder_columns(name):
         sha256.update(f"\0{sorted(named.items())}".encode("utf-8", "surrogatepass"))

@@ -18,13 +18,16 @@ from dpray.types import InputError
 
 Row = dict[str, object]
 
-Kind = Literal["json", "csv", "parquet", "arrow", "txt", "zip", "hub"]
+Kind = Literal["json", "csv", "parquet", "arrow", "xlsx", "txt", "eml", "mbox", "zip", "hub"]
 
 KINDS: dict[str, Kind] = {
     ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv",
     ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow",
-    ".txt": "txt",
+    ".txt": "txt", ".xlsx": "xlsx", ".eml": "eml", ".mbox": "mbox",
 }  # fmt: skip
+
+ONE_TEXT = ("txt", "eml")
+"""The kinds of which a file is one record, and its folder a label."""
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
@@ -39,8 +42,9 @@ class FileFormat:
     `quote`: around a cell that holds delimiters or line ends; "" for none.
     `escape`: before a quote within a cell; None if quotes are doubled.
     `encoding`: by default UTF-8, or what a byte order mark says.
-    `skip_rows`: lines above the header of CSV.
-    `records`, of JSON: the dotted name of the list that has the rows, in an object.
+    `skip_rows`: lines above the header of CSV, or rows above that of a sheet.
+    `records`, of JSON: the dotted name of the list that has the rows, in an object; of `.xlsx`: the
+    name of the sheet.
     `keys`: the beginning of the keys that set these, for errors; None if there are none.
     """
 
@@ -120,16 +124,19 @@ class Where:
     count. 0 is the last row, if its number is not known. The cells of a `typed` file may be
     numbers, true or false; in others all are texts. An error about a column ends with the `hint`,
     if there is one, and then names no column. No key is shown of the nested objects in `varied`,
-    which are dotted names."""
+    which are dotted names. A sheet's rows are shown with the numbers that they have
+    there: `above` come before the first."""
 
     file: str
     row: int
     typed: bool = True
     hint: str = field(default="", compare=False)
     varied: frozenset[str] = field(default=frozenset(), compare=False)
+    above: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
-        return f"{base_name(self.file)}, {f'row {self.row}' if self.row else 'the last row'}"
+        row = f"row {self.row + self.above}" if self.row else "the last row"
+        return f"{base_name(self.file)}, {row}"
 
 
 def base_name(file: str) -> str:

@@ -31,6 +31,7 @@ from dpray.io.csv_files import open_csv, read_csv, titles_above
 from dpray.io.file_list import filesystem_of
 from dpray.io.formats import (
     AS_RECOGNISED,
+    ONE_TEXT,
     FileFormat,
     Kind,
     Piece,
@@ -44,11 +45,14 @@ from dpray.io.formats import (
     without_compression,
 )
 from dpray.io.hub import check_dataset
+from dpray.io.mails import COLUMNS, read_eml, read_mbox
+from dpray.io.sheets import read_sheet, sheet_columns
 from dpray.io.text_files import (
     LONGEST_ROW,
     START,
     UTF_8,
     encoding_of,
+    folder_label,
     is_array,
     json_lines,
     read_json,
@@ -72,6 +76,9 @@ COMPARED = 20
 """The first rows of a file whose nested keys are compared."""
 Stream: TypeAlias = pa.NativeFile
 """A file as pyarrow opens it, or one of Python, which has the same methods."""
+
+IN_ANY_ORDER = ("parquet", "arrow", "xlsx")
+"""The kinds of which a reader goes back and forth in the file."""
 
 ROWS_AT_ONCE = 1024
 
@@ -186,15 +193,20 @@ def _scanned(piece: Piece) -> Scanned:
             yield from json_lines(piece.file, lines, UTF_8, piece.format, piece.lines)
             return
         with _opened(piece.file) as (kind, stream):
-            if kind in ("parquet", "arrow") and _is_empty(stream):
+            if kind in IN_ANY_ORDER and _is_empty(stream):
                 return
             if kind == "parquet":
                 yield from _numbered(piece, _parquet_batches(stream, piece), "Parquet")
             elif kind == "arrow":
                 yield from _numbered(piece, _arrow_batches(stream, piece), "Arrow")
+            elif kind == "xlsx":
+                yield from read_sheet(piece.file, stream, piece.format)
             else:
                 csv = partial(read_csv, reads=piece.reads)
-                readers: dict[str, Reader] = {"csv": csv, "txt": read_txt, "json": read_json}
+                readers: dict[str, Reader] = {
+                    "csv": csv, "txt": read_txt, "json": read_json, "eml": read_eml,
+                    "mbox": read_mbox,
+                }  # fmt: skip
                 buffered = io.BufferedReader(stream, READ_BYTES)
                 yield from readers[kind](piece.file, buffered, piece.format)
     except CORRUPT as error:
@@ -308,7 +320,7 @@ def _plain_row(batch: pa.RecordBatch) -> Row | str:
 @contextmanager
 def _opened(file: str) -> Iterator[tuple[Kind, Stream]]:
     """Open a file and undo its compression: yield the kind of its content, and its bytes. Those of
-    Parquet and Arrow can be read in any order: from a copy without a name if they are compressed.
+    `IN_ANY_ORDER` can be: from a copy without a name if they are compressed.
     Raises InputError for a `.zip` that is not of one file, for bytes of another kind than the name
     says, and OSError."""
     filesystem, name = filesystem_of(file)
@@ -330,7 +342,7 @@ def _opened(file: str) -> Iterator[tuple[Kind, Stream]]:
             raise InputError(f"{base_name(file)}: a kind of file that is not read")
         if compression is not None:
             stream = _Unpacked(file, stream, filesystem.get_file_info(name).size or 0)
-        if kind in ("parquet", "arrow") and compression is not None:
+        if kind in IN_ANY_ORDER and compression is not None:
             copy = stack.enter_context(TemporaryFile())
             shutil.copyfileobj(stream, copy, READ_BYTES)
             copy.seek(0)
@@ -364,9 +376,9 @@ def _only_member(archive: zipfile.ZipFile, file: str) -> str:
     infos = [info for info in infos if not info.filename.startswith("__MACOSX/")]
     if len(infos) != 1:
         raise InputError(f"{base_name(file)}: holds {len(infos)} files; a .zip of one is read")
-    if kind_of(infos[0].filename) == "txt":
-        raise InputError(f"{base_name(file)}: holds a .txt file, which has no folder; unpack it")
-    if infos[0].flag_bits & 1 or kind_of(infos[0].filename) in (None, "zip"):
+    if (kind := kind_of(infos[0].filename)) in ONE_TEXT:
+        raise InputError(f"{base_name(file)}: holds a .{kind} file, which has no folder; unpack it")
+    if infos[0].flag_bits & 1 or kind in (None, "zip", "xlsx"):
         raise InputError(f"{base_name(file)}: is encrypted, or of a kind that is not read")
     return infos[0].filename
 
@@ -401,8 +413,10 @@ def read_file_header(file: str, form: FileFormat = AS_RECOGNISED) -> Header:
         _, row = next(read_rows(file), (None, {}))
         return Header(dotted_names(row))
     with open_content(file) as (kind, stream):
-        if kind in ("parquet", "arrow") and _is_empty(stream):
+        if kind in IN_ANY_ORDER and _is_empty(stream):
             return _header(file, ())
+        if kind == "xlsx":
+            return _header(file, sheet_columns(file, stream, form))
         if kind == "parquet":
             with pyarrow.parquet.ParquetFile(stream) as parquet:
                 return _header(file, _names_in(parquet.schema_arrow))
@@ -450,8 +464,9 @@ def _header(
 
 
 def _text_header(file: str, kind: Kind, stream: io.BufferedReader, form: FileFormat) -> Header:
-    if kind == "txt":
-        return _header(file, ["text"] if folder_columns(file) else ["text", "label"])
+    if kind in ("txt", "eml", "mbox"):
+        columns = ["text"] if kind == "txt" else COLUMNS
+        return _header(file, [*columns, *(folder_label(file) if kind in ONE_TEXT else ())])
     if kind == "csv":
         opened = open_csv(file, stream, form)
         return _header(file, opened.columns, opened.delimiter)

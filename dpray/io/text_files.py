@@ -122,10 +122,12 @@ def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
         yield where, InputError(f"{base_name(name)}: too long for one text")
     else:
         text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
-        row: Row = {"text": text}
-        if not folder_columns(name):
-            row["label"] = name.split("/")[-2]
-        yield where, row
+        yield where, {"text": text} | folder_label(name)
+
+
+def folder_label(name: str) -> Row:
+    """Return the column that the folder of a file with one record is, unless its name has one."""
+    return {} if folder_columns(name) else {"label": name.split("/")[-2]}
 
 
 def read_json(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:

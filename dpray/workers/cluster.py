@@ -16,7 +16,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
-from dpray.engines.vllm.model import ENVIRONMENT, IN_PROCESS, OF_GPU
+from dpray.engines.vllm.model import ENVIRONMENT, IN_PROCESS, OF_GPU, RUNNER
 from dpray.io.file_list import READERS, file_digest, file_digests, list_files, total_size
 from dpray.types import InputError, Resumable
 from dpray.workers.engine import has_stages
@@ -214,7 +214,8 @@ def never_repeated(actor: type, config: Config, gpus: float, role: Role) -> Neve
     memory of their role."""
     environment: dict[str, object] | None = None
     if gpus and has_stages(config):  # vLLM's own actors inherit it, before they import anything
-        environment = {"env_vars": ENVIRONMENT | IN_PROCESS | OF_GPU}
+        runner = {RUNNER: os.environ.get(RUNNER, "0")}
+        environment = {"env_vars": ENVIRONMENT | IN_PROCESS | OF_GPU | runner}
     if not gpus and THREADS not in os.environ:
         cores = [node["Resources"].get("CPU", 1.0) for node in ray.nodes() if node["Alive"]]
         environment = {"env_vars": {THREADS: str(threads(config.runtime, cores))}}

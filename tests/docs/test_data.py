@@ -9,9 +9,11 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Sequence
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
@@ -75,6 +77,41 @@ def stream(table: pa.Table) -> bytes:
     return made.getvalue()
 
 
+def sheets(titles: int = 0, **tables: Sequence[Sequence[object]]) -> bytes:
+    """Return an `.xlsx` with a sheet for each table, and titles above the first one's header."""
+    made, book = io.BytesIO(), openpyxl.Workbook()
+    book.remove(book.active)
+    for name, rows in tables.items():
+        sheet = book.create_sheet(name)
+        for row in [*[["Export"]] * titles, *rows]:
+            sheet.append(row)
+    book.save(made)
+    return made.getvalue()
+
+
+def large_sheet() -> bytes:
+    """Return an `.xlsx` with a part that packs well."""
+    made = io.BytesIO(sheets(Tickets=[["text"], ["Marlowe"]]))
+    with (
+        zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("xl/x", "w") as part,
+    ):
+        for _ in range(257):
+            part.write(bytes(2**20))
+    return made.getvalue()
+
+
+def mail(text: str, subject: str) -> bytes:
+    made = EmailMessage()
+    made["From"], made["Subject"] = "Ann <Ann@clinic.org>", subject
+    made.set_content(text)
+    return bytes(made)
+
+
+def mbox(*mails: bytes) -> bytes:
+    return b"".join(b"From - Wed Jan 31 09:00:00 2024\n" + each + b"\n" for each in mails)
+
+
 def parquet(table: pa.Table | None = None) -> bytes:
     made = io.BytesIO()
     pa.parquet.write_table(TABLE if table is None else table, made)
@@ -117,6 +154,9 @@ BACKSLASHES = 'text,label\n"Käse, Brot; 1|2",a\n"drei \\"vier\\"\nfünf\\\\",b\
 GAPS = LINES.replace("\n", '\n{"text": null, "label": "a"}\n{"text": " ", "label": "a"}\n', 1)
 TWO_COLUMNS = '{"title": "x", "body": null, "label": "a"}\n'
 SHORT = 'text;label\nDer "Käse" schmeckt;a\n'
+
+SHEET = [["text", "label"], *RECORDS]
+SHEETS = sheets(Tickets=SHEET, Notes=[["Marlowe"]])
 
 SAID = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 CHATS = {"turns": "messages"}
@@ -293,6 +333,33 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
         )
     ],
     "null and blank texts": [(file("a.jsonl", GAPS), {"empty": "skip"})],
+    "Excel's `.xlsx` with one sheet that has rows": [
+        (file("a.xlsx", sheets(Empty=[], Tickets=SHEET)), {}),
+        (file("a.xlsx.gz", gzip.compress(sheets(Tickets=SHEET))), {}),
+    ],
+    "`.xlsx` with several such sheets": [(file("a.xlsx", SHEETS), {"records": "Tickets"})],
+    "`.xlsx` with titles above the header": [
+        (file("a.xlsx", sheets(3, Tickets=SHEET)), {"skip_rows": 3})
+    ],
+    "a folder of `.eml`, labels from its folders": [
+        (files(*(file(f"{label}/1.eml", mail(text, "x")) for text, label in RECORDS)), {}),
+        (
+            files(
+                *(
+                    file(f"{label}/1.eml.bz2", bz2.compress(mail(text, "x")))
+                    for text, label in RECORDS
+                )
+            ),
+            {},
+        ),
+    ],
+    "`.mbox`": [
+        (file("a.mbox", mbox(*(mail(*record) for record in RECORDS))), {"label": "subject"}),
+        (
+            file("a.mbox.gz", gzip.compress(mbox(*(mail(*record) for record in RECORDS)))),
+            {"label": "subject"},
+        ),
+    ],
 }
 
 OTHER_RECORDS = {
@@ -320,7 +387,7 @@ REFUSED: dict[str, Refused] = {
     "no such file": (files(), {"path": "none.csv"}),
     "a glob that matches nothing": (files(), {"path": "*.csv"}),
     "a glob with `**`": (files(), {"path": "**/*.csv"}),
-    "a kind that is not read": one("a.xlsx", "Marlowe", path="a.xlsx"),
+    "a kind that is not read": one("a.xls", "Marlowe", path="a.xls"),
     "an archive": one("a.tar.gz", "Marlowe", path="a.tar.gz"),
     "another kind than the name says": one("a.jsonl", gzip.compress(LINES.encode())),
     "a pointer of Git LFS": one("a.jsonl", "version https://git-lfs.github.com/spec/v1\noid x"),
@@ -371,6 +438,25 @@ REFUSED: dict[str, Refused] = {
     "a `.zip` of two files": one("a.zip", packed("a.csv", "b.csv")),
     "a `.gz` that is cut off": one("a.csv.gz", gzip.compress(csv_text().encode())[:40]),
     "a `.zip` that is damaged": one("a.zip", packed("a.csv")[:90]),
+    "a single `.eml`": one("a.eml", mail("Marlowe", "x"), path="a.eml"),
+    "`.xlsx` with several sheets that have rows": one("a.xlsx", SHEETS),
+    "a sheet that is not there": one("a.xlsx", SHEETS, records="Tikets"),
+    "a sheet of more than 256 MiB of XML": one("a.xlsx", large_sheet()),
+    "a file that is no `.xlsx`": one("a.xlsx", "Marlowe"),
+    "a mail without headers": one("a/1.eml", "\nMarlowe"),
+    "a mail of hundreds of parts in each other": one(
+        "a.mbox",
+        mbox(
+            mail("x", "a"), b"Content-Type: multipart/mixed; boundary=Marlowe\n\n--Marlowe\n" * 300
+        ),
+        label="subject",
+    ),
+    "a mail in an encoding that nobody knows": one(
+        "a.mbox",
+        mbox(mail("x", "a"), b"Content-Type: text/plain; charset=x\n\nMarlowe \xff\n"),
+        label="subject",
+    ),
+    "an `.mbox` that begins otherwise": one("a.mbox", mail("Marlowe", "a"), label="subject"),
     "a `.txt` in a `.zip`": one("a.zip", packed("a.txt")),
     "a file next to its compressed form": (
         files(file("a.jsonl", LINES), file("a.jsonl.gz", gzip.compress(LINES.encode()))),

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpray.engines.finite_rows import FiniteRows, highest
+from dpray.engines.finite_rows import FiniteRows, highest, remember_together
 from dpray.methods.private_prediction.logits import even_if_not_finite
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -58,6 +58,22 @@ def test_any_logit_makes_a_row_not_finite_and_no_other_row(
     later = drawn_rows(dtype, seed + 1)
     assert finite.remember(highest(later)).isfinite().tolist() == [True, True, False, True]
     assert not even_if_not_finite(z[2]).any()
+
+
+def test_groups_remember_together_what_each_remembers() -> None:
+    sizes, cpu = [3, 0, 5, 1], torch.device("cpu")
+    one_by_one, together = ([FiniteRows(size, cpu) for size in sizes] for _ in range(2))
+    for bad in ([1, 8], [], [4]):
+        top_N = torch.arange(9.0)
+        top_N[bad] = math.nan
+        found = remember_together(together, top_N.split(sizes))
+        for rows, got_S, top_S in zip(one_by_one, found, top_N.split(sizes), strict=True):
+            torch.testing.assert_close(got_S, rows.remember(top_S), equal_nan=True, rtol=0, atol=0)
+    assert torch.cat([each.past_S for each in together]).isnan().nonzero()[:, 0].tolist() == [
+        1,
+        4,
+        8,
+    ]
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

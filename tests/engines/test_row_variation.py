@@ -26,7 +26,9 @@ from dpray.engines.base import (
 from dpray.engines.finite_rows import highest
 from dpray.engines.row_variation import refuse_dependence, row_variation
 from dpray.engines.transformers import TransformersEngine
-from dpray.methods.private_prediction.logits import distribution_distance, probability_sum
+from dpray.methods.private_prediction.logits import distribution_distances
+from dpray.methods.private_prediction.step import Coins, Group
+from dpray.methods.private_prediction.step import Step as PrivateStep
 from dpray.methods.private_prediction.token import PrivateToken
 from dpray.types import InputError
 from tests.engines.tiny_model import make_tokenizer
@@ -295,15 +297,17 @@ def test_rounding_of_all_rows_moves_a_batch_by_no_more_than_the_share_of_it(
     if not shared:
         near[-1] = z[-1]
     share = mechanism.share_of_rounding(moved, shared)
-    averages = [
-        mechanism.average(mechanism.clipped_sum(each[:-1], each[-1], None), each[-1], None)
+    steps = [
+        PrivateStep(
+            mechanism, [Group(each[:-1], highest(each[:-1]), each[-1], Coins())], looks=True
+        )
         for each in (z, near)
     ]
+    averages = [step.averages_GK for step in steps]
     assert float((averages[1] - averages[0]).abs().max()) <= share * c / rows * (1 + 1e-3) + 1e-5
     if sparse:
         distances = [
-            distribution_distance(probability_sum(each[:-1], highest(each[:-1])), each[-1], rows)
-            for each in (z, near)
+            distribution_distances(step.probability_sums_GA, step.public_GA, rows) for step in steps
         ]
         assert abs(float(distances[1] - distances[0])) <= share / rows * (1 + 1e-3) + 1e-5
 

@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import torch
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import DeviceLost, EngineError
 from dpray.engines.row_variation import PREFILLS, row_variation
 from dpray.engines.vllm.engine import LockstepRun, VllmEngine
 from dpray.engines.vllm.model import take_invariant_kernels
+from dpray.mechanisms.randomness import named_key
+from dpray.methods.private_prediction.token import PrivateToken
 from tests.engines.tensor_parallel import SIZES, tokens_of_two_ranks
 from tests.engines.test_conformance import MAX_TOKENS, decode, make_group
 
@@ -49,6 +53,39 @@ def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def scheduler(engine: Any) -> Any:
     return engine.llm.llm_engine.engine_core.engine_core.scheduler
+
+
+@pytest.mark.parametrize("lost", [[], [1]])
+def test_rows_get_their_groups_token_wherever_they_are_in_the_batch(lost: list[int]) -> None:
+    """vLLM moves rows into the places of others that have ended."""
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=False))
+    sizes, V = {"a": 4, "b": 1, "c": 3}, 97
+    rows = [(name, row) for name, size in sizes.items() for row in range(size)]
+    logits = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(1)) * 3
+    token = PrivateToken(3, 9, "dclip", 2.0, 1.0, 1.0)
+
+    def tokens(order: list[int]) -> dict[tuple[str, int], int]:
+        made = LockstepProcessor(config, torch.device("cpu"), False)
+        made.unfinished_prefill = np.zeros(len(rows), dtype=bool)
+        for index, place in enumerate(order):
+            name, row = rows[place]
+            ticket = {"group": name, "row": row, "size": sizes[name], "eos": 0}
+            if row == sizes[name] - 1:
+                spec = token.selector(named_key("5a" * 32, name))
+                ticket |= {"factory": spec.factory, "arguments": spec.arguments}
+            params = SimpleNamespace(extra_args={"dpray": ticket})
+            found = made._join(params, [1], [])
+            assert found is not None
+            made._slots[index] = found
+        made._locate()
+        forced = made.apply(logits[order].clone()).argmax(-1).tolist()
+        return {rows[place]: token for place, token in zip(order, forced, strict=True)}
+
+    expected = tokens([place for place in range(len(rows)) if place not in lost])
+    assert len({expected["c", row] for row in range(3)}) == 1
+    shuffled = [5, 0, 7, 3, 2, 4, 6, 1]
+    assert tokens([place for place in shuffled if place not in lost]) == expected
+    assert (expected["a", 0] == 0) == bool(lost)  # a group that is not whole is ended
 
 
 def test_a_row_that_is_lost_on_the_way_in_is_never_sampled(
@@ -215,7 +252,7 @@ def test_rows_with_other_tokens_are_an_error(
     vllm_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The forced token does not reach one row: seen in the next step, nothing more is drawn."""
-    original = LockstepProcessor.apply
+    original = LockstepProcessor.force
 
     def leaking(self: LockstepProcessor, logits: Any) -> Any:
         row = logits[0].clone()
@@ -224,7 +261,7 @@ def test_rows_with_other_tokens_are_an_error(
             forced[0] = row
         return forced
 
-    monkeypatch.setattr(LockstepProcessor, "apply", leaking)
+    monkeypatch.setattr(LockstepProcessor, "force", leaking)
     with pytest.raises(EngineError, match=r"not whole at token [1-9]"):
         decode(vllm_engine, make_group(vllm_engine, "a", 5))
     with pytest.raises(EngineError, match=r"not whole at token [1-9]"):
@@ -233,13 +270,13 @@ def test_rows_with_other_tokens_are_an_error(
 
 def test_groups_run_side_by_side(vllm_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     together: list[int] = []
-    original = LockstepProcessor.apply
+    original = LockstepProcessor.force
 
     def counting(self: LockstepProcessor, logits: Any) -> Any:
         together.append(len({id(group) for group in self._present}))
         return original(self, logits)
 
-    monkeypatch.setattr(LockstepProcessor, "apply", counting)
+    monkeypatch.setattr(LockstepProcessor, "force", counting)
     pulled: list[str] = []
 
     def source() -> Iterator[Any]:

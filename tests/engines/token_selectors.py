@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from dpray.engines.base import HostSync, Selected, Selection
-from dpray.methods.private_prediction.logits import dclip_sum, probability_sum, recentred_sum
+from dpray.methods.private_prediction.logits import (
+    GRID,
+    PROBABILITY_GRID,
+    Rows,
+    dclip_sums,
+    probability_sums,
+    recentred_sums,
+)
 from dpray.methods.private_prediction.token import PrivateTokenSelector
 
 
@@ -37,10 +44,10 @@ class PublicKeeper:
         bits = logits_public_V.float().cpu().numpy().tobytes()
         self.digests.append(hashlib.sha256(bits).hexdigest())
         order = torch.argsort(logits_public_V.float(), descending=True, stable=True)
-        return HostSync(order, self.keep)
+        return HostSync(order, torch.stack, self.keep)
 
-    def keep(self, order: torch.Tensor) -> Selection:
-        self.orders.append(order.long().tolist())
+    def keep(self, order: torch.Tensor) -> Selected:
+        self.orders.append(order.tolist())
         return Selected(self.script[len(self.digests) - 1])
 
     def state(self) -> dict[str, Any]:
@@ -90,7 +97,7 @@ class Sums:
         self.clear()
 
     def clear(self) -> None:
-        self.totals: list[torch.Tensor | float] = [0.0, 0.0, 0.0]
+        self.total: torch.Tensor | float = 0.0
 
     def add(
         self,
@@ -98,15 +105,16 @@ class Sums:
         highest_S: torch.Tensor,
         logits_public_V: torch.Tensor,
     ) -> None:
-        public_V = torch.zeros_like(logits_public_V)
-        for i, found in enumerate(
-            (
-                recentred_sum(logits_private_SV, highest_S, None, 10.0),
-                dclip_sum(logits_private_SV, highest_S, public_V, None, 2.0),
-                probability_sum(logits_private_SV, highest_S) / 2.0**40,
-            )
-        ):
-            self.totals[i] = self.totals[i] + found
+        group_S = torch.zeros(len(highest_S), dtype=torch.long, device=highest_S.device)
+        rows = Rows(logits_private_SV, highest_S[:, None], group_S, 1)
+        public_1V = torch.zeros_like(logits_public_V)[None]
+        self.total = self.total + torch.cat(
+            [
+                recentred_sums(rows, None, 10.0) / GRID,
+                dclip_sums(rows, public_1V, None, 2.0) / GRID,
+                probability_sums(rows) / PROBABILITY_GRID,
+            ]
+        )
 
     def select(
         self,
@@ -115,10 +123,10 @@ class Sums:
         logits_public_V: torch.Tensor,
     ) -> Selection:
         self.add(logits_private_SV, highest_S, logits_public_V)
-        return HostSync(torch.stack([torch.as_tensor(each) for each in self.totals]), self.keep)
+        return HostSync(self.total, torch.stack, self.keep)
 
-    def keep(self, sums: torch.Tensor) -> Selection:
-        self.sums.append(sums.reshape(3, -1).tolist())
+    def keep(self, sums: torch.Tensor) -> Selected:
+        self.sums.append(sums.tolist())
         self.clear()
         return Selected(self.script[len(self.sums) - 1])
 
@@ -175,9 +183,9 @@ class MeanSampler:
         mean = torch.log_softmax(all_rows, dim=-1).mean(0)
         probabilities = torch.softmax(mean / self.temperature, dim=-1).cpu()
         drawn = torch.multinomial(probabilities, 1, generator=self.generator)
-        return HostSync(drawn, self.after_draw)
+        return HostSync(drawn, torch.stack, self.after_draw)
 
-    def after_draw(self, drawn: torch.Tensor) -> Selection:
+    def after_draw(self, drawn: torch.Tensor) -> Selected:
         scripted = self.script[self.calls - 1 : self.calls]
         return Selected(scripted[0] if scripted else int(drawn))
 

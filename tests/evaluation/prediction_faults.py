@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
 from dpray.accounting.event import Event
@@ -20,9 +21,10 @@ from dpray.engines.base import Selected, select_tokens
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.monte_carlo import Target
 from dpray.mechanisms.randomness import named_key
-from dpray.methods.private_prediction import token as token_module
+from dpray.methods.private_prediction import step as step_module
 from dpray.methods.private_prediction.algorithm import BatchState, PrivatePrediction
 from dpray.methods.private_prediction.audit import made_up_rows, runs_target
+from dpray.methods.private_prediction.logits import GRID, Rows
 from dpray.methods.private_prediction.token import (
     PrivateToken,
     PrivateTokenSelector,
@@ -44,35 +46,32 @@ def token(**changes: Any) -> PrivateToken:
 
 
 def unclipped() -> AbstractContextManager[Any]:
-    def recentred(z: torch.Tensor, highest: Any, candidates: Any, c: float) -> torch.Tensor:
-        return z.sum(dim=0)
-
-    def beside(z: torch.Tensor, *others: Any) -> torch.Tensor:
-        return z.sum(dim=0)
+    def sums(rows: Rows, *others: Any) -> torch.Tensor:
+        return GRID * rows.logits.sum(dim=0, keepdim=True).double()
 
     stack = ExitStack()
-    stack.enter_context(patch.object(token_module, "recentred_sum", recentred))
-    stack.enter_context(patch.object(token_module, "dclip_sum", beside))
+    stack.enter_context(patch.object(step_module, "recentred_sums", sums))
+    stack.enter_context(patch.object(step_module, "dclip_sums", sums))
     return stack
 
 
 def one_row_for_the_batch() -> AbstractContextManager[Any]:
     """Divide by the rows that are there, one, where s = 5 is paid for."""
-    right = token_module.dclip_sum
+    right = step_module.dclip_sums
 
-    def last(z: torch.Tensor, highest: torch.Tensor, *others: Any) -> torch.Tensor:
-        return 5 * right(z[-1:], highest[-1:], *others)
+    def last(rows: Rows, *others: Any) -> torch.Tensor:
+        return 5 * right(Rows(rows.logits[-1:], rows.highest[-1:]), *others)
 
-    return patch.object(token_module, "dclip_sum", last)
+    return patch.object(step_module, "dclip_sums", last)
 
 
 def colder(times: int) -> Fault:
-    right = SoftmaxSampler.sample
+    right = SoftmaxSampler.exponents
 
-    def sample(self: SoftmaxSampler, *arguments: Any) -> Any:
-        return right(SoftmaxSampler(self.sensitivity, self.temperature / times), *arguments)
+    def exponents(self: SoftmaxSampler, utilities: torch.Tensor) -> Any:
+        return times * right(self, utilities)
 
-    return lambda: patch.object(SoftmaxSampler, "sample", sample)
+    return lambda: patch.object(SoftmaxSampler, "exponents", exponents)
 
 
 SPARSE = token(batch_size=5, threshold=0.4, noise=0.3)
@@ -83,14 +82,13 @@ def exact_answers() -> AbstractContextManager[Any]:
     stack.enter_context(
         patch.object(SparseVector, "draw_threshold", lambda self, rng: self.threshold)
     )
-    far = lambda self, distance, threshold, rng: distance > threshold + 1e-6  # noqa: E731
-    stack.enter_context(patch.object(SparseVector, "is_far", far))
+    stack.enter_context(patch.object(SparseVector, "draw_noise", lambda self, rng: -1e-6))
     return stack
 
 
 def half_answers() -> AbstractContextManager[Any]:
     stack = ExitStack()
-    for name in ("draw_threshold", "is_far"):
+    for name in ("draw_threshold", "draw_noise"):
         method = getattr(SparseVector, name)
 
         def halved(self: SparseVector, *arguments: Any, method: Any = method) -> Any:
@@ -102,17 +100,18 @@ def half_answers() -> AbstractContextManager[Any]:
 
 def schema_of_a_row() -> AbstractContextManager[Any]:
     """Let the last private row decide what the schema allows."""
-    right = PrivateTokenSelector._allowed
+    right, right_select = PrivateTokenSelector._allowed, PrivateTokenSelector.select
 
     def select(self: PrivateTokenSelector, rows: torch.Tensor, *others: torch.Tensor) -> Any:
-        def allowed(selector: PrivateTokenSelector, logits: torch.Tensor) -> Any:
-            found = right(selector, logits)
-            return found[:1] if found is not None and rows[-1, 0] > rows[-1, 1] else found
+        def allowed(selector: PrivateTokenSelector) -> Any:
+            found = right(selector)
+            if found is None or not rows[-1, 0] > rows[-1, 1]:
+                return found
+            return np.arange(len(found)) == found.argmax()
 
         with patch.object(PrivateTokenSelector, "_allowed", allowed):
             return right_select(self, rows, *others)
 
-    right_select = PrivateTokenSelector.select
     return patch.object(PrivateTokenSelector, "select", select)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -63,6 +64,28 @@ def arrow(new: Callable[..., Any], table: pa.Table, compression: str | None = No
     return made.getvalue()
 
 
+def xlsx() -> bytes:
+    """Return a sheet that is not packed: damage to what is packed is found by its checksum."""
+    packed, made, book = io.BytesIO(), io.BytesIO(), openpyxl.Workbook()
+    for row in [[*ROWS[0]], *([*map(str, row.values())] for row in ROWS)]:
+        book.worksheets[0].append(row)
+    book.save(packed)
+    with zipfile.ZipFile(packed) as source, zipfile.ZipFile(made, "w") as archive:
+        for name in source.namelist():
+            archive.writestr(name, source.read(name))
+    return made.getvalue()
+
+
+def mails() -> bytes:
+    begin = "From - Wed Jan 31 09:00:00 2024\nSubject: =?utf-8?q?{label}?=\nTo: <{n}@b.org>\n"
+    plain = begin + "\n{text}\n\n"
+    parts = begin + (
+        "Content-Type: multipart/mixed; boundary=b\n\n--b\nContent-Type: text/html\n\n"
+        "<p>{text}&amp;</p>\n--b\nContent-Transfer-Encoding: base64\n\nTWFybG93ZQ==\n--b--\n\n"
+    )
+    return "".join((plain, parts)[n % 2].format(**row) for n, row in enumerate(ROWS)).encode()
+
+
 def zipped(name: str, content: bytes) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -90,6 +113,9 @@ FILES: dict[str, tuple[str, bytes]] = {
     "gzip": ("a.jsonl.gz", gzip.compress(LINES.encode())),
     "zstd": ("a.csv.zst", pa.compress(csv_text(",").encode(), codec="zstd", asbytes=True)),
     "zip": ("a.zip", zipped("a.csv", csv_text(",").encode())),
+    "sheet": ("a.xlsx", xlsx()),
+    "mail": ("a/a.eml", mails().partition(b"\n")[2]),
+    "mbox": ("a.mbox", mails()),
     "Parquet in gzip": ("a.parquet.gz", gzip.compress(parquet())),
 }
 

@@ -69,13 +69,34 @@ def probe(small: bool) -> Iterator[Row]:
 
 def probed(folder: str, dtype: str, kernels: str) -> Row:
     """Return what `row_driver.py` prints."""
-    script = Path(__file__).with_name("row_driver.py")
-    command = [sys.executable, str(script), folder, dtype, kernels]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    if done.returncode:
-        raise RuntimeError(f"{kernels}, {dtype}: {done.stderr.strip()[-200:]}")
-    [found] = [json.loads(line) for line in done.stdout.splitlines() if line[:9] == '{"dtype":']
-    return dict(found)
+    [found] = printed("row_driver", folder, dtype, kernels)
+    return found
+
+
+def printed(driver: str, *arguments: object) -> Iterator[Row]:
+    """Yield the rows that a program of this folder prints, as they come."""
+    script = Path(__file__).with_name(f"{driver}.py")
+    command = [sys.executable, str(script), *map(str, arguments)]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith('{"'):
+                yield dict(json.loads(line))
+        if process.wait():
+            errors.seek(0)
+            raise RuntimeError(f"{driver} {arguments[1:]}: {errors.read().strip()[-200:]}")
+
+
+def vllm(small: bool) -> Iterator[Row]:
+    """Measure private decoding in vLLM beside plain sampling of the same requests."""
+    tokens, groups = (4, 1) if small else (32, 4)
+    for vocabulary in (512,) if small else (49_152, 128_256):
+        with random_model(small, vocabulary) as folder:
+            for kernels in ("invariant", "ordinary"):
+                sizes = (4, 8) if small else (16, 64)
+                for row in printed("lockstep_driver", folder, kernels, tokens, groups, *sizes):
+                    yield {"vocabulary": vocabulary} | row
 
 
 def places(small: bool) -> Iterator[Row]:

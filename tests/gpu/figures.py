@@ -4,6 +4,8 @@
 
 Every measurement runs in a process of its own. It has a share of the minutes, and what those before
 it left. What fails, or is not done in time, leaves the others' figures, and its own up to there.
+FILE is written after each of them. What it has from the same hardware is kept, and not measured
+again, except what failed; a measurement that `--only` names is.
 Installs nothing and asks no hub and no registry; needs torch, transformers and what `make wheels`
 has downloaded. `--small` tries the same with small models, on any machine.
 """
@@ -47,13 +49,14 @@ MEASUREMENTS = {
     "lockstep": ("decoding", 85),
     "speed": ("training", 120),
     "probe": ("decoding", 110),
+    "vllm": ("decoding", 280),
 }
-"""By name: the module in this folder, and the seconds out of 570 (`--minutes 9.5`)."""
+"""By name: the module in this folder, and the share of the time of those that are made."""
 
 
 def hardware() -> dict[str, Any]:
     """Name what was measured: the GPU, or None, its driver, and what runs beside it."""
-    libraries = ("transformers", "peft", "opacus", "numpy")
+    libraries = ("transformers", "peft", "opacus", "numpy", "vllm")
     found: dict[str, Any] = {
         "gpu": None,
         "cpu": processor(),
@@ -61,13 +64,18 @@ def hardware() -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{name: metadata.version(name) for name in libraries if find_spec(name)},
+        **{name: version(name) for name in libraries if find_spec(name)},
     }
     if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory
         found |= {"gpu": torch.cuda.get_device_name(0), "gpu_gib": round(memory / 2**30, 1)}
         found |= {"driver": driver(), "cuda": torch.version.cuda}
     return found
+
+
+def version(library: str) -> str:
+    [name] = set(metadata.packages_distributions()[library])  # vLLM's CPU build has another name
+    return metadata.version(name)
 
 
 def processor() -> str:
@@ -143,19 +151,26 @@ def main(
     if worker:
         work(worker, small)
         return
-    share = 60 * minutes / sum(seconds for _, seconds in MEASUREMENTS.values())
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"hardware": hardware(), "small": small, "measurements": {}}
+    if out is not None and out.exists():
+        earlier = json.loads(out.read_text())
+        if {name: earlier.get(name) for name in ("hardware", "small")} == {
+            name: found[name] for name in ("hardware", "small")
+        }:
+            found = earlier
+    made = found["measurements"]
+    todo = only or [name for name in MEASUREMENTS if "failure" in made.get(name, {"failure": ""})]
+    share = 60 * minutes / (sum(MEASUREMENTS[name][1] for name in todo) or 1)
     saved = 0.0
-    for name, (_, seconds) in MEASUREMENTS.items():
-        if not only or name in only:
-            found[name] = measured(name, small, limit := share * seconds + saved)
-            saved = max(0.0, limit - found[name]["seconds"])
-            print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
-    text = json.dumps({"hardware": hardware(), "small": small, "measurements": found}, indent=1)
-    print(text)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text + "\n")
+    for name in [name for name in MEASUREMENTS if name in todo]:
+        limit = share * MEASUREMENTS[name][1] + saved
+        made[name] = measured(name, small, limit)
+        saved = max(0.0, limit - made[name]["seconds"])
+        print(f"{name}: {made[name]}", file=sys.stderr, flush=True)
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

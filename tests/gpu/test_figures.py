@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import gpu_table
 import pytest
 
 from tests.conftest import ROOT
+from tests.gpu import figures, parts
 from tests.gpu.figures import MEASUREMENTS, hardware, measured, rows_of
 
 
@@ -33,7 +36,7 @@ def test_the_script_prints_figures_with_the_hardware(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_all_figures_hold_on_a_host_and_make_a_page() -> None:
-    names = MEASUREMENTS if find_spec("vllm") else MEASUREMENTS.keys() - {"probe"}
+    names = MEASUREMENTS if find_spec("vllm") else MEASUREMENTS.keys() - {"probe", "vllm"}
     rows = {name: list(rows_of(name, small=True)) for name in names}
     assert all(found and all("failure" not in row for row in found) for found in rows.values())
     # With one thread and in float32; with two a row moves with its place on some hosts.
@@ -56,7 +59,9 @@ def test_all_figures_hold_on_a_host_and_make_a_page() -> None:
         assert (row["ranks"], row["backend"], row["with Ray"]) == (2, "gloo", False)
     host, device, plain = (row["other votes"] for row in rows["votes"])
     assert host == device == 0 and plain <= 2
-    for name in ("lockstep", "speed"):
+    for row in rows.get("vllm", []):
+        assert row["attention"] == "CPU_ATTN" and row["tokens a second"] > 0
+    for name in {"lockstep", "speed", "vllm"} & rows.keys():
         assert {row["of plain"] > 0 for row in rows[name] if "of plain" in row} == {True}
 
     measurements = {name: {"seconds": 1.0, "rows": found} for name, found in rows.items()}
@@ -84,3 +89,74 @@ def test_a_failure_is_in_the_table() -> None:
     )
     assert lines[0] == "## GPU: A GPU"
     assert "| 16 |" in lines and any("OutOfMemoryError" in line for line in lines)
+
+
+def test_a_run_goes_on_from_the_figures_of_the_same_hardware(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, made, gpu = tmp_path / "gpu.json", list[tuple[str, float]](), "one"
+
+    def measure(name: str, small: bool, seconds: float) -> dict[str, object]:
+        made.append((name, seconds))
+        failure = {"failure": "not done"} if name == fails else {}
+        return {"seconds": 0.0, "rows": []} | failure
+
+    monkeypatch.setattr(figures, "MEASUREMENTS", dict.fromkeys("abc", ("", 10)))
+    monkeypatch.setattr(figures, "measured", measure)
+    monkeypatch.setattr(figures, "hardware", lambda: {"gpu": gpu})
+
+    def run(*only: str) -> list[str]:
+        made.clear()
+        figures.main(only=list(only), minutes=1.0, out=out, worker="")
+        return [name for name, _ in made]
+
+    fails = "b"
+    assert run("b", "a") == ["a", "b"]
+    assert made[0] == ("a", 30.0), "the named ones share the time"
+    fails = ""
+    assert run() == ["b", "c"]
+    assert list(json.loads(out.read_text())["measurements"]) == ["a", "b", "c"]
+    assert run() == []
+    assert run("a") == ["a"]
+    gpu = "another"
+    assert run() == ["a", "b", "c"]
+
+
+def test_vllm_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels, folder, site = tmp_path / "wheels", tmp_path / "parts", tmp_path / "site"
+    wheels.mkdir()
+    rng = random.Random(0)
+    needed = {
+        "vllm/a.py": b"import torch\n",
+        "vllm/_C_stable_libtorch.abi3.so": rng.randbytes(250_000),
+        "vllm-0.26.0.dist-info/METADATA": b"Name: vllm\n",
+        "cbor2/_c.so": b"x",
+    }
+    left_out = [
+        "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
+        "vllm/vllm-rs",
+        "vllm/third_party/a.hpp",
+    ]
+    with zipfile.ZipFile(wheels / "one.whl", "w") as wheel:
+        for name in left_out:
+            wheel.writestr(name, b"y")
+        for name, data in needed.items():
+            wheel.writestr(name, data)
+    monkeypatch.setattr(parts, "MOST", 100_000)
+    names = parts.pack(wheels, folder)
+    assert names == ["part-0", "part-1", "part-2"]
+    assert max((folder / name).stat().st_size for name in names) == 100_000
+
+    last = (folder / "part-2").rename(tmp_path / "later")
+    damaged = (folder / "part-0").read_bytes()
+    (folder / "part-0").write_bytes(damaged[:-1] + b"\0")
+    with pytest.raises(SystemExit, match="part-0, part-2 missing or damaged"):
+        parts.join(folder, site)
+    assert not site.exists()
+    (folder / "part-0").write_bytes(damaged)
+    last.rename(folder / "part-2")
+    parts.join(folder, site)
+    files = (path for path in site.rglob("*") if path.is_file() and path.name != parts.INDEX)
+    assert {str(path.relative_to(site)): path.read_bytes() for path in files} == needed
+    (folder / "part-1").unlink()
+    parts.join(folder, site)  # it is there already

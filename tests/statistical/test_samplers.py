@@ -13,6 +13,7 @@ import torch
 from scipy import stats
 
 from dpray.mechanisms.randomness import generator, new_key
+from dpray.methods.private_prediction.logits import sample_softmax
 from dpray.methods.private_prediction.token import PrivateToken, SoftmaxSampler, SparseVector
 from tests.statistical.two_sided import WRONG_SCALES, fits_distribution, fits_probabilities
 
@@ -34,7 +35,8 @@ def token_counts(temperature: float) -> tuple[np.ndarray, list[int]]:
     logits = torch.from_numpy(utilities)
     sampler = SoftmaxSampler(sensitivity=0.1, temperature=temperature)
     rng = generator(new_key())
-    draws = sampler.sample(logits, rng, (TOKENS,))
+    uniforms = torch.from_numpy(rng.integers(2**62, size=(1, TOKENS)))
+    [draws] = sample_softmax(sampler.exponents(logits[None]), uniforms)
     return utilities, draws.bincount(minlength=len(utilities)).tolist()
 
 
@@ -95,7 +97,9 @@ def far_shares(noise: float) -> tuple[np.ndarray, list[int]]:
     vector, rng = SparseVector(0.5, noise, 0.01), generator(new_key())
     distances = np.array([-0.2, 0.0, 0.3, 0.45, 0.6, 0.9])
     draws = DRAWS // 6
-    return distances, [sum(vector.is_far(d, 0.5, rng) for _ in range(draws)) for d in distances]
+    return distances, [
+        sum(d + vector.draw_noise(rng) >= 0.5 for _ in range(draws)) for d in distances
+    ]
 
 
 def query_fits(noise: float, claimed: float) -> bool:

@@ -205,8 +205,10 @@ class LockstepRun:
             public = row == entry.rows - 1
             ticket = {"group": entry.name, "row": row, "size": entry.rows, "eos": eos[0]}
             if public:
+                ticket["prompt"] = list(group.public_prompt)
                 ticket["factory"] = group.selector.factory
                 ticket["arguments"] = dict(group.selector.arguments)
+                ticket["stop"] = bool(group.stop)
             params.append(
                 model.sampling_params(
                     max_tokens=group.max_tokens,
@@ -259,9 +261,12 @@ class LockstepRun:
 
     def _finish(self, entry: _Entry) -> LockstepResult | None:
         """Return the group's text; None if it was not whole when it entered, and enters again."""
-        reports = self.model.ask_workers("lockstep_finish", entry.name)
-        report = reports[0]
         left = [request for request in entry.requests if request in self.by_request]
+        if left:  # a stop string ended the text: what follows it is no part of it
+            entry.outputs[entry.requests[-1]] = entry.public_ids
+        length = len(entry.public_ids) if left else None
+        reports = self.model.ask_workers("lockstep_finish", entry.name, length)
+        report = reports[0]
         self.model.abort(left)
         for request in left:
             del self.by_request[request]
@@ -344,7 +349,7 @@ class PartedText:
             temperature=0,
             detokenize=False,
             output_kind=self.model.final_only,
-            extra_args={"dpray": {"group": self.name, "row": row}},
+            extra_args={"dpray": {"group": self.name, "row": row, "at": len(self.tokens)}},
         )
 
     def _draw(self) -> bool:

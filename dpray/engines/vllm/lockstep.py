@@ -2,8 +2,9 @@
 
 `LockstepProcessor` sees the logits of the whole batch at every step. It gathers each group's rows,
 lets the selectors of all groups draw a token each, on the logits' device, and forces it on the
-group's rows. A group that is not whole (a row missing, preempted, prefilled in part, or with
-another history than the others) is never sampled: its rows are ended, and
+group's rows. vLLM has two model runners; `first_runner` and `second_runner` put the processor where
+each of them looks for one. A group that is not whole (a row missing, preempted, prefilled in part,
+or with another history than the others) is never sampled: its rows are ended, and
 `LockstepWorker.lockstep_finish` reports it to the engine. With tensor parallelism every rank does
 all of this with the same numbers.
 
@@ -22,25 +23,26 @@ The engine asks for the draw when all rows are in (`LockstepWorker.parts_draw`).
 
 A request belongs to a group by `SamplingParams.extra_args["dpray"]`: `group`, `row`, `size` (rows
 of the group, the public one included, which is the last) and `eos`; the public row also carries
-`factory` and `arguments` of the `SelectorSpec`. A row of a group in parts has `group` and `row`.
+its `prompt`, `factory` and `arguments` of the `SelectorSpec`, and whether a string may `stop` the
+text. A row of a group in parts has `group`, `row` and the position `at` which it is added.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
+import vllm
 from vllm import envs
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
-from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from dpray.engines.base import (
     EngineError,
@@ -52,7 +54,7 @@ from dpray.engines.base import (
     failure_name,
     select_tokens,
 )
-from dpray.engines.finite_rows import FiniteRows, highest
+from dpray.engines.finite_rows import FiniteRows, highest, remember_together
 from dpray.engines.float32 import without_tf32
 from dpray.engines.transformers import PublicPass, Rows, load_model
 
@@ -91,22 +93,45 @@ class _Text:
 
 @dataclass(eq=False, kw_only=True)
 class _Group(_Text):
-    """A group of `size` rows, the public one included, and their places in the present batch."""
+    """A group of `size` rows, the public one included, and their places in the present batch.
+    `private` is where its private rows are, in the logits that `_selections` looks at."""
 
     eos: int
+    ends: frozenset[int]
+    max_tokens: int
     spec: SelectorSpec | None = None
     public_prompt: tuple[int, ...] = ()
+    may_stop: bool = False
     selector: TokenSelector | None = None
-    outputs: dict[int, list[int]] = field(default_factory=dict)
+    rows: dict[int, Any] = field(default_factory=dict)
+    """Each row's output or slot, as the model runner keeps it."""
+    earlier: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The selector's state before it drew the token of a position."""
     complete: bool = False
     indices: list[int] = field(default_factory=list)
-    private: slice | torch.Tensor = field(default_factory=lambda: slice(0))
+    private: slice = field(default_factory=lambda: slice(0))
 
-    def same_history(self) -> bool:
-        """Return whether every row's output is what the selector drew."""
-        count = len(self.tokens)
-        last = self.tokens[-1:]
-        return all(len(o) == count and o[-1:] == last for o in self.outputs.values())
+    @property
+    def draws(self) -> bool:
+        """Return whether a token comes next. vLLM may compute the rows of a text that is over once
+        more."""
+        over = len(self.tokens) >= self.max_tokens or not self.ends.isdisjoint(self.tokens[-1:])
+        return self.fate == "running" and not over
+
+    def remember_state(self) -> None:
+        if self.may_stop and self.selector is not None:
+            self.earlier[len(self.tokens)] = copy.deepcopy(self.selector.state())
+
+    def end(self, length: int | None) -> dict[str, Any]:
+        """Return the selector's state at the text's end. If a stop string ended the text after
+        `length` tokens, whatever was selected after them is thrown away, also a failure.
+        Proof: docs/privacy.md, section 2.6."""
+        if length is not None and length <= len(self.tokens):
+            del self.tokens[length:]
+            self.fate, self.error = "running", ""
+            if length in self.earlier:
+                return self.earlier[length]
+        return {} if self.selector is None else self.selector.state()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -117,6 +142,7 @@ class _PartedGroup(_Text):
 
     selector: TokenSelector
     public: torch.Tensor | None = None
+    positions: dict[int, int] = field(default_factory=dict)
     added: set[int] = field(default_factory=set)
 
     def add(self, rows: dict[int, int], logits: torch.Tensor) -> None:
@@ -149,75 +175,97 @@ class _PartedGroup(_Text):
         self.added.clear()
 
 
-class LockstepProcessor(LogitsProcessor):
+class LockstepProcessor(ABC):
     """Forces one token on all rows of a group."""
 
-    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        if vllm_config.scheduler_config.async_scheduling:
-            raise ValueError("lockstep decoding needs async_scheduling=False")
+    draws_ahead = False
+    """True if a step is under way already when the engine sees the token of the one before it."""
+
+    def __init__(self, device: torch.device) -> None:
         self.device = device
         self.groups: dict[str, _Group] = {}
         self.parted: dict[str, _PartedGroup] = {}
         self.public_pass: PublicPass | None = None
         self.readable: int | None = None
-        # The model runner's own array: rows whose prompt is not prefilled yet, by batch index.
+        # Rows whose prompt is not prefilled yet, by their place in the batch.
         self.unfinished_prefill = np.zeros(0, dtype=bool)
-        self._slots: dict[int, tuple[str, int]] = {}
         self._present: list[_Group] = []
         self._parts: dict[str, dict[int, int]] = {}
         self._rows = torch.empty(0, dtype=torch.long, device=device)
+        # The private rows of all groups, one group after the other, if some are not in one piece.
+        self._private: torch.Tensor | None = None
 
-    def is_argmax_invariant(self) -> bool:
-        return False
+    @abstractmethod
+    def attach(self, runner: Any) -> None:
+        """Connect the processor with the model runner that calls it. Raises EngineError if that
+        runner cannot clear blocks of its KV cache."""
 
-    def update_state(self, batch_update: BatchUpdate | None) -> None:
-        if process_dict_updates(self._slots, batch_update, self._join):
-            self._locate()
+    @abstractmethod
+    def same_history(self, group: _Group) -> bool:
+        """Return whether every row continues with what the selector drew, as far as the host
+        knows."""
 
-    def _join(
-        self, params: Any, prompt_ids: list[int] | None, output_ids: list[int]
-    ) -> tuple[str, int] | None:
+    @abstractmethod
+    def same_end(self, group: _Group) -> bool:
+        """Return whether every row was given the text's last token."""
+
+    def _join(self, params: Any, kept: Any) -> tuple[str, int] | None:
+        """Note a request's row and what the model runner has `kept` of it; return its group and
+        number, or None if it has no group."""
         ticket = (params.extra_args or {}).get("dpray")
         if ticket is None:
             return None
         name, row = ticket["group"], ticket["row"]
         if name in self.parted:
+            self.parted[name].positions[row] = ticket["at"]
             return name, row
         if name not in self.groups:
-            finite = FiniteRows(ticket["size"] - 1, self.device)
-            self.groups[name] = _Group(size=ticket["size"], finite=finite, eos=ticket["eos"])
+            self.groups[name] = _Group(
+                size=ticket["size"],
+                finite=FiniteRows(ticket["size"] - 1, self.device),
+                eos=ticket["eos"],
+                ends=frozenset(params.stop_token_ids),
+                max_tokens=params.max_tokens,
+            )
         group = self.groups[name]
-        group.outputs[row] = output_ids
+        group.rows[row] = kept
         if "factory" in ticket:
             group.spec = SelectorSpec(ticket["factory"], ticket["arguments"])
-            group.public_prompt = tuple(prompt_ids or ())
+            group.public_prompt = tuple(ticket["prompt"])
+            group.may_stop = ticket["stop"]
         return name, row
 
-    def _locate(self) -> None:
-        """Find each group's rows in the batch, in the order of their numbers."""
+    def _locate(self, members: Mapping[int, tuple[str, int]]) -> None:
+        """Find each group's rows in the batch, in the order of their numbers. `members` has the
+        group and number of the rows, by their places in the batch."""
         rows: dict[str, list[tuple[int, int]]] = {}
-        for index, (name, row) in self._slots.items():
+        for index, (name, row) in members.items():
             rows.setdefault(name, []).append((row, index))
         self._present = []
         self._parts = {name: dict(rows.pop(name)) for name in self.parted if name in rows}
         for name, places in rows.items():
+            if name not in self.groups:  # its text is over
+                continue
             group = self.groups[name]
             places.sort()
             group.complete = [row for row, _ in places] == list(range(group.size))
             group.indices = [index for _, index in places]
-            private = group.indices[:-1]
-            first = private[0] if private else 0
-            contiguous = private == list(range(first, first + len(private)))
-            group.private = (
-                slice(first, first + len(private))
-                if contiguous
-                else torch.tensor(private, device=self.device)
-            )
             self._present.append(group)
+        private = [group.indices[:-1] for group in self._present]
+        if all(each == list(range(each[0], each[0] + len(each))) for each in private if each):
+            self._private = None
+            for group, each in zip(self._present, private, strict=True):
+                group.private = slice(each[0], each[0] + len(each)) if each else slice(0)
+        else:
+            gathered = [index for each in private for index in each]
+            self._private = torch.tensor(gathered, dtype=torch.long, device=self.device)
+            ends = np.cumsum([len(each) for each in private]).tolist()
+            for group, each, end in zip(self._present, private, ends, strict=True):
+                group.private = slice(end - len(each), end)
         indices = [index for group in self._present for index in group.indices]
         self._rows = torch.tensor(indices, dtype=torch.long, device=self.device)
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def force(self, logits: torch.Tensor) -> torch.Tensor:
         all_logits, logits = logits, logits[:, : self.readable]
         all_logits[:, logits.shape[1] :] = -torch.inf  # no text draws a token that cannot be read
         for name, places in self._parts.items():
@@ -225,11 +273,15 @@ class LockstepProcessor(LogitsProcessor):
         if not self._present:
             return all_logits
         for group in self._present:
-            if group.fate == "running" and not self._is_whole(group):
+            if group.draws and not self._is_whole(group):
                 group.fate = "broken"
         highest_N = highest(logits)
-        running = [each for each in self._present if each.fate == "running"]
-        self._draw_tokens(running, logits, highest_N)
+        running = [each for each in self._present if each.draws]
+        if self.draws_ahead:
+            for each in running:
+                each.remember_state()
+        if running:
+            self._draw_tokens(running, logits, highest_N)
         forced = [
             group.tokens[-1] if group.fate == "running" else group.eos
             for group in self._present
@@ -244,7 +296,12 @@ class LockstepProcessor(LogitsProcessor):
     def _add_parts(self, group: _PartedGroup, places: dict[int, int], logits: torch.Tensor) -> None:
         """Add the rows whose prompts are computed. The token that vLLM draws for them is not used:
         each ends its request."""
-        whole = {row: i for row, i in places.items() if not self.unfinished_prefill[i]}
+        position = len(group.tokens)
+        whole = {
+            row: index
+            for row, index in places.items()
+            if not self.unfinished_prefill[index] and group.positions[row] == position
+        }
         public = whole.pop(group.size, None)
         if public is not None:
             group.public = logits[public].clone()
@@ -255,44 +312,71 @@ class LockstepProcessor(LogitsProcessor):
     def _draw_tokens(
         self, groups: list[_Group], logits: torch.Tensor, highest_N: torch.Tensor
     ) -> None:
-        ends: Sequence[Selected | Failed]
+        selections: Sequence[Selection]
         try:
-            ends = select_tokens([self._selection(group, logits, highest_N) for group in groups])
+            selections = self._selections(groups, logits, highest_N)
         except Exception as error:  # the device's, which does not say whose
-            ends = [Failed(error)] * len(groups)
-        for group, end in zip(groups, ends, strict=True):
+            selections = [Failed(error)] * len(groups)
+        for group, end in zip(groups, select_tokens(selections), strict=True):
             group.note(end)
+
+    def _selections(
+        self, groups: list[_Group], logits: torch.Tensor, highest_N: torch.Tensor
+    ) -> list[Selection]:
+        logits_NV, all_highest_N = logits, highest_N
+        if self._private is not None:
+            logits_NV = logits.index_select(0, self._private)
+            all_highest_N = highest_N.index_select(0, self._private)
+        highest_GS = remember_together(
+            [group.finite for group in groups], [all_highest_N[group.private] for group in groups]
+        )
+        return [
+            self._selection(group, logits_NV[group.private], highest_S, logits[group.indices[-1]])
+            for group, highest_S in zip(groups, highest_GS, strict=True)
+        ]
 
     def _is_whole(self, group: _Group) -> bool:
         return (
             group.complete
             and group.spec is not None
             and not self.unfinished_prefill[group.indices].any()
-            and group.same_history()
+            and self.same_history(group)
         )
 
-    def _selection(self, group: _Group, logits: torch.Tensor, highest_N: torch.Tensor) -> Selection:
+    def _selection(
+        self,
+        group: _Group,
+        private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        public_V: torch.Tensor,
+    ) -> Selection:
         try:
             if group.selector is None:
                 assert group.spec is not None
                 group.selector = group.spec.build()
                 if self.public_pass is not None:
                     group.public_row = self.public_pass.start(group.public_prompt)
-            if self.public_pass is None or group.public_row is None:
-                public_V = logits[group.indices[-1]]
-            else:
+            if self.public_pass is not None and group.public_row is not None:
                 public_V = self.public_pass.logits(group.public_row, group.tokens)
-            highest_S = group.finite.remember(highest_N[group.private])
-            return group.selector.select(logits[group.private], highest_S, public_V)
+            return group.selector.select(private_SV, highest_S, public_V)
         except Exception as error:
             return Failed(error)
 
 
-def zero_blocks(caches: Sequence[torch.Tensor], blocks: Sequence[int]) -> None:
-    """Set blocks of the layers' caches to 0. vLLM's own function for CPUs leaves out layers with a
-    sliding window."""
-    for cache in caches:
-        cache.index_fill_(0, torch.tensor(blocks, device=cache.device), 0)
+def find_processor(runner: Any) -> LockstepProcessor:
+    """Return the processor that a model runner of vLLM calls. Raises EngineError for a runner that
+    calls none: vLLM itself would draw from private rows."""
+    first = getattr(getattr(runner, "input_batch", None), "logitsprocs", None)
+    second = getattr(getattr(runner, "sampler", None), "logits_processors", ())
+    for each in second if first is None else first.all:
+        if isinstance(each, LockstepProcessor):
+            return each
+    raise EngineError(
+        f"engine.kind vllm: {type(runner).__module__}.{type(runner).__name__} of vLLM "
+        f"{vllm.__version__} is a model runner that dpray does not know, so no private token could "
+        "be drawn; set VLLM_USE_V2_MODEL_RUNNER=0 for vLLM's first runner or 1 for its second, or "
+        "take engine.kind transformers"
+    )
 
 
 def attention_names(vllm_config: Any) -> list[str]:
@@ -320,37 +404,38 @@ class LockstepWorker:
     model_runner: Any
 
     def _lockstep_processor(self) -> LockstepProcessor:
-        processors = self.model_runner.input_batch.logitsprocs.all
-        return next(each for each in processors if isinstance(each, LockstepProcessor))
+        return find_processor(self.model_runner)
 
     def lockstep_start(self, readable: int, public_model: str | None, dtype: str) -> dict[str, Any]:
         """Connect the processor with its model runner; return the shape of the KV cache: `blocks`
         in all, and `block_sizes`, one for each kind of layer; and what computes: the names of
-        `attention`, and whether vLLM's batch-`invariant` mode is in force. Logits are cut to those
-        of `readable` tokens. `public_model` is the folder of a second copy of the model, which
-        computes public rows by themselves."""
-        processor = self._lockstep_processor()
+        `attention`, and whether vLLM's batch-`invariant` mode is in force. A runner that cannot be
+        used is `refused` instead, with the reason. Logits are cut to those of `readable` tokens.
+        `public_model` is the folder of a second copy of the model, which computes public rows by
+        themselves."""
+        runner = self.model_runner
+        try:
+            processor = find_processor(runner)
+            processor.attach(runner)
+        except EngineError as error:  # as an error it might come to the engine as another one
+            return {"refused": str(error)}
         processor.readable = readable
-        on_cpu, runner = processor.device.type == "cpu", self.model_runner
-        if not hasattr(runner, "_zero_block_ids" if on_cpu else "_kv_block_zeroer"):
-            raise EngineError("this version of vLLM cannot clear blocks of its KV cache")
-        if on_cpu:
-            runner._zero_block_ids = partial(zero_blocks, runner.kv_caches)
-        processor.unfinished_prefill = self.model_runner.discard_request_mask.np
         if public_model is not None:
             model = load_model(public_model, dtype, processor.device)
             processor.public_pass = PublicPass(model, processor.device)
-        cache = self.model_runner.kv_cache_config
+        cache = runner.kv_cache_config
         sizes = [group.kv_cache_spec.block_size for group in cache.kv_cache_groups]
         kernels = {"attention": attention_names(runner.vllm_config), "invariant": is_invariant()}
         return {"blocks": cache.num_blocks, "block_sizes": sizes} | kernels
 
-    def lockstep_finish(self, name: str) -> dict[str, object]:
-        """Return the group's outcome as plain values, and forget the group."""
-        group = self._lockstep_processor().groups.pop(name)
-        if group.fate == "running" and not group.same_history():
+    def lockstep_finish(self, name: str, length: int | None = None) -> dict[str, object]:
+        """Return the group's outcome as plain values, and forget the group. `length` is the number
+        of tokens of a text that a stop string ended."""
+        processor = self._lockstep_processor()
+        group = processor.groups.pop(name)
+        state = group.end(length)
+        if group.fate == "running" and not processor.same_end(group):
             group.fate = "broken"
-        state = {} if group.selector is None else group.selector.state()
         return group.report() | {"state": state}
 
     def parts_start(

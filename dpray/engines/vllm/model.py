@@ -49,11 +49,18 @@ ENVIRONMENT = {
 }
 """Every process with vLLM has this environment."""
 
-IN_PROCESS = {
-    # The engine runs in this process and the first model runner: a row is a request there.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""The engine that decodes runs in this process."""
+
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""vLLM's choice between its two model runners: "0" is the first, which dpray takes by default, and
+"1" the second, which needs Triton."""
+
+PROCESSORS = {
+    False: "dpray.engines.vllm.first_runner:FirstRunnerProcessor",
+    True: "dpray.engines.vllm.second_runner:SecondRunnerProcessor",
 }
+"""The logits processor of each runner, by whether it is the second."""
 
 OF_GPU = {"VLLM_RAY_PER_WORKER_GPUS": "0.99"}
 """The share of a GPU that each of vLLM's actors has on Ray, if they are several."""
@@ -185,6 +192,8 @@ class VllmModel(TextCodec):
         self.final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         self.delta = vllm.sampling_params.RequestOutputKind.DELTA
         ranks = self._start_workers(model if second_copy else None, options["dtype"])
+        for reason in (rank["refused"] for rank in ranks if "refused" in rank):
+            raise EngineError(reason)
         if invariant:
             refuse_other_kernels(ranks)
         cache = ranks[0]
@@ -197,6 +206,7 @@ class VllmModel(TextCodec):
     def _load(
         self, vllm: ModuleType, model: str, block_size: int, options: dict[str, object]
     ) -> Any:
+        second: bool = vllm.envs.VLLM_USE_V2_MODEL_RUNNER
         try:
             return vllm.LLM(
                 model,
@@ -205,8 +215,8 @@ class VllmModel(TextCodec):
                 max_num_batched_tokens=self.max_step_tokens,
                 block_size=block_size,
                 seed=secrets.randbits(31),
-                async_scheduling=False,
-                logits_processors=["dpray.engines.vllm.lockstep:LockstepProcessor"],
+                async_scheduling=second,
+                logits_processors=[PROCESSORS[second]],
                 worker_extension_cls="dpray.engines.vllm.lockstep.LockstepWorker",
                 disable_log_stats=True,
                 structured_outputs_config={"backend": "guidance"},
@@ -215,7 +225,8 @@ class VllmModel(TextCodec):
             )
         except Exception as error:
             reason = " ".join(str(error).split())[:500]
-            raise EngineError(f"vLLM cannot load {model}: {reason}") from error
+            remedy = f"; {RUNNER}=0 takes vLLM's first model runner" if second else ""
+            raise EngineError(f"vLLM cannot load {model}: {reason}{remedy}") from error
 
     def _start_workers(self, public_model: str | None, dtype: str) -> list[dict[str, Any]]:
         """Connect the processors of all ranks; return what each says of its model."""
@@ -328,11 +339,13 @@ class VllmModel(TextCodec):
 
 def _import_vllm() -> ModuleType:
     os.environ.update(ENVIRONMENT | IN_PROCESS)
+    os.environ.setdefault(RUNNER, "0")
     # vLLM warns of what is no news here before it reads its environment.
     logging.getLogger("vllm").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "`torch.distributed.reduce_op`", FutureWarning)
     try:
         import vllm
+        import vllm.envs
         import vllm.platforms
         import vllm.sampling_params
     except ImportError:

@@ -1,29 +1,32 @@
-"""Rules on logits: exact sums over a batch's private rows, draws, and the tokens that may be drawn.
+"""Rules on logits: exact sums over a step's private rows, draws, and the tokens that may be drawn.
 
 **Sums over private rows** (Amin et al. 2024, Eq. 1 and 2; InvisibleInk 2025 for `dclip`).
-`recentred_sum` and `dclip_sum` return `sum over rows of (something in [-c, c]^V)`. Adding or
-removing one row therefore moves no component by more than `c`, whatever the number of rows. A
-batch's average is this sum divided by the public expected batch size s, never by the number of
-rows, plus, for `dclip`, public log-probabilities: sensitivity `c / s` in the infinity norm.
+`recentred_sums` and `dclip_sums` return, for each group of a step, `sum over its rows of (something
+in [-c, c]^V)`. Adding or removing one row therefore moves no component of its group's sum by more
+than `c`, whatever the number of rows, and no bit of another group's. A batch's average is this sum
+divided by the public expected batch size s, never by the number of rows, plus, for `dclip`, public
+log-probabilities: sensitivity `c / s` in the infinity norm.
 
 This holds to the last bit of the sum. A clipped row is rounded towards zero to a multiple of 2^-24,
 at most c, by a rule on that row only: its maximum, differences, products with powers of two, and a
 sum of whole numbers for its softmax (`row_steps`). Nothing in it depends on the order of a
 reduction. Whole numbers below 2^53 are then added up in float64, which is exact and the same in
-every order of the rows. So a batch may be cut into parts, whose sums are added, and the computation
-into tiles, and none of it waits for the device.
+every order of the rows. So a batch may be cut into parts, whose sums are added, the computation
+into tiles, and groups may be computed together; none of it waits for the device.
 
-**Rules on public logits** (`candidate_set`, `is_sure`, `CopyFilter`) decide which tokens may be
-drawn, and which are drawn for free. They read the public prompt's logits and the tokens drawn so
-far, so they cost nothing. That is exact only if no private row moves a bit of the public logits;
-engines see to that (`dpray.engines.transformers.PublicPass`).
-Proof: docs/privacy.md, sections 2.4 and 2.9.
+**Rules on public logits** (`candidates`, `CopyFilter`) decide which tokens may be drawn. They read
+the public prompt's logits and the tokens drawn so far, so they cost nothing. That is exact only if
+no private row moves a bit of the public logits; engines see to that
+(`dpray.engines.transformers.PublicPass`). Public probabilities are exact functions of their row,
+too: no other row of the step moves a bit of them.
+Proof: docs/privacy.md, sections 2.2, 2.4 and 2.9.
 
-A row that is not finite adds 0 to every sum. `highest_S` has the rows' highest logits, float32, and
-NaN for such a row (`dpray.engines.finite_rows`).
+A row that is not finite adds 0 to every sum. The rows' `highest` logits are float32, and NaN for
+such a row (`dpray.engines.finite_rows`).
 
-Shapes: S private rows, V vocabulary, K candidates (a subset of the vocabulary chosen from public
-logits only). Rows are clipped in float32 whatever the model's dtype; averages are float64.
+Shapes: G groups, N rows (of all groups), V vocabulary, K columns (a subset of the vocabulary chosen
+from public logits only). Rows are clipped in float32 whatever the model's dtype; averages are
+float64.
 """
 
 from __future__ import annotations
@@ -31,11 +34,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from dpray.engines.finite_rows import highest
 from dpray.extras import Late
 
 # Imported late: a plan holds a mechanism and needs no torch.
@@ -67,119 +71,158 @@ GPU_TILE = 2**24
 
 TILE_ROWS = 64
 
+Tiles = Iterator[tuple[slice, slice, "torch.Tensor"]]
+"""Parts of a matrix: their rows, columns and numbers."""
+
 
 # Sums over private rows
 
 
-def recentred_sum(
-    logits_SV: torch.Tensor,
-    highest_S: torch.Tensor,
-    candidates_K: torch.Tensor | None,
-    clip_bound: float,
-) -> torch.Tensor:
-    """Return `sum_i clip_c(z_i)`, `clip_c(z)_j = max(-c, z_j - max_k z_k + c)` (Eq. 1), of shape
-    (K,).
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The private rows of a step: `logits` (N, V), their `highest` (N, 1), and the number of each
+    row's `group` (N,), of `groups` in all. Without numbers all rows are finite and of one group."""
+
+    logits: torch.Tensor
+    highest: torch.Tensor
+    group: torch.Tensor | None = None
+    groups: int = 1
+
+    @cached_property
+    def into(self) -> torch.Tensor | None:
+        """Return the group that each row is added to. The last one, which nobody reads, takes the
+        rows that are not finite."""
+        if self.group is None:
+            return None
+        return self.group.masked_fill(self.highest[:, 0].isnan(), self.groups)
+
+    def sums(self, tiles: Tiles) -> torch.Tensor:
+        """Return each group's sums, float64, of shape (G, K), of the whole numbers of tiles, which
+        are given by rows, columns and their numbers."""
+        size = (self.groups + (self.into is not None), self.logits.shape[1])
+        total_GV = self.highest.new_zeros(size, dtype=torch.float64)
+        for few, some, steps in tiles:
+            if self.into is None:
+                total_GV[0, some].add_(steps.sum(dim=0, dtype=torch.float64))
+            else:
+                total_GV[:, some].index_add_(0, self.into[few], steps.double())
+        return total_GV[: self.groups]
+
+
+def recentred_sums(rows: Rows, columns_K: torch.Tensor | None, clip_bound: float) -> torch.Tensor:
+    """Return `sum_i clip_c(z_i)`, `clip_c(z)_j = max(-c, z_j - max_k z_k + c)` (Eq. 1), of each
+    group, in steps of `GRID`, of shape (G, K).
 
     Proof: docs/privacy.md, sections 2.1 and 2.2.
     """
-    chosen_SK = columns_of(logits_SV, candidates_K)
     # As z - max z + c is at most c, Eq. 1 is a clamp to [-c, c], with a base of -c.
-    lowest_K = highest_S.new_full((1,), -clip_bound).expand(chosen_SK.shape[-1])
-    return _clipped_sum(chosen_SK, highest_S[:, None], lowest_K, clip_bound)
+    return _clipped_sums(rows, rows.highest, -clip_bound, columns_K, clip_bound)
 
 
-def dclip_sum(
-    logits_SV: torch.Tensor,
-    highest_S: torch.Tensor,
-    logits_public_V: torch.Tensor,
-    candidates_K: torch.Tensor | None,
-    clip_bound: float,
+def dclip_sums(
+    rows: Rows, log_public_GK: torch.Tensor, columns_K: torch.Tensor | None, clip_bound: float
 ) -> torch.Tensor:
-    """Return `sum_i clamp(z_i - z_pub, -c, c)` on log-probabilities, of shape (K,).
+    """Return `sum_i clamp(z_i - z_pub, -c, c)` on log-probabilities, of each group, in steps of
+    `GRID`, of shape (G, K).
 
     Logits carry an arbitrary constant per prompt; each row's is taken out by its own log-sum-exp,
     a rule on that row only.
     Proof: docs/privacy.md, sections 2.1 and 2.2.
     """
-    public_K = log_probabilities(logits_public_V, candidates_K)
-    top_S1 = highest_S[:, None]
-    total_S1 = row_totals(logits_SV, top_S1)
-    norm_S1 = (top_S1 + (total_S1 / EXP_GRID).log()).float()
-    return _clipped_sum(columns_of(logits_SV, candidates_K), norm_S1, public_K, clip_bound)
+    norm_N1 = log_norms(rows.highest, row_totals(rows.logits, rows.highest))
+    return _clipped_sums(rows, norm_N1, log_public_GK, columns_K, clip_bound)
 
 
-def log_probabilities(
-    logits_public_V: torch.Tensor, candidates_K: torch.Tensor | None
+def log_norms(top_N1: torch.Tensor, total_N1: torch.Tensor) -> torch.Tensor:
+    """Return the log-sum-exp of rows with these highest logits and `row_totals`, float32."""
+    return (top_N1 + (total_N1 / EXP_GRID).log()).float()
+
+
+def _clipped_sums(
+    rows: Rows,
+    shift_N1: torch.Tensor,
+    base_GK: torch.Tensor | float,
+    columns_K: torch.Tensor | None,
+    clip_bound: float,
 ) -> torch.Tensor:
-    """Return the public log-probabilities of the candidates, float32, of shape (K,)."""
-    return columns_of(logits_public_V.float().log_softmax(dim=-1), candidates_K)
-
-
-def _clipped_sum(
-    logits_SK: torch.Tensor, shift_S1: torch.Tensor, base_K: torch.Tensor, clip_bound: float
-) -> torch.Tensor:
-    """Compute `sum_i clamp(z_i - shift_i - base, -c, c)` on the grid, float64, shape (K,)."""
-    total_K = base_K.new_zeros(base_K.shape, dtype=torch.float64)
+    """Compute `sum_i clamp(z_i - shift_i - base, -c, c)` on the grid."""
+    if columns_K is not None:
+        rows = replace(rows, logits=columns_of(rows.logits, columns_K))
     most = _grid_bound(clip_bound)
-    for rows, columns in tiles(logits_SK):
-        steps = logits_SK[rows, columns].float() - shift_S1[rows]
-        cut_to_grid_(steps.sub_(base_K[columns]), GRID).clamp_(-most, most)
-        # A row that is not finite has the highest logit NaN: all of it is NaN, and counts as 0.
-        total_K[columns] += steps.nansum(dim=0, dtype=torch.float64)
-    return total_K / GRID
+
+    def clipped() -> Tiles:
+        for few, some in tiles(rows.logits):
+            base = base_GK if isinstance(base_GK, float) else base_GK[:, some]
+            if isinstance(base, torch.Tensor) and rows.group is not None:
+                base = base.index_select(0, rows.group[few])
+            above = (rows.logits[few, some].float() - shift_N1[few]).sub_(base)
+            yield few, some, cut_to_grid_(above, GRID).clamp_(-most, most)
+
+    return rows.sums(clipped())
 
 
-def probability_sum(logits_SV: torch.Tensor, highest_S: torch.Tensor) -> torch.Tensor:
-    """Return `sum_i softmax(z_i)` in steps of `PROBABILITY_GRID`, float64, of shape (V,).
+def probability_sums(rows: Rows) -> torch.Tensor:
+    """Return `sum_i softmax(z_i)` of each group in steps of `PROBABILITY_GRID`, float64, of shape
+    (G, V).
 
     A row's probabilities are rounded down to multiples of 2^-40, whose sum is 1 at most, and added
     up in float64: that is exact, whatever the order of the rows.
     """
-    sum_V = logits_SV.new_zeros(logits_SV.shape[-1], dtype=torch.float64)
-    for steps_RV, total_R1 in row_blocks(logits_SV, highest_S[:, None]):
-        scale_R1 = (PROBABILITY_GRID * ROUNDING_ROOM / total_R1).float()
-        for _, columns in tiles(steps_RV):
-            probabilities = steps_RV[:, columns].mul_(scale_R1).floor_()
-            sum_V[columns] += probabilities.nansum(dim=0, dtype=torch.float64)
-    return sum_V
+
+    def probabilities() -> Tiles:
+        for few, steps_RV, total_R1 in row_blocks(rows.logits, rows.highest):
+            scale_R1 = (PROBABILITY_GRID * ROUNDING_ROOM / total_R1).float()
+            for _, some in tiles(steps_RV):
+                yield few, some, steps_RV[:, some].mul_(scale_R1).floor_()
+
+    return rows.sums(probabilities())
 
 
-def distribution_distance(
-    probability_sum_V: torch.Tensor, logits_public_V: torch.Tensor, batch_size: int
+def distribution_distances(
+    probability_sums_GV: torch.Tensor, public_GV: torch.Tensor, batch_size: int
 ) -> torch.Tensor:
-    """Return `|| (1/s) * sum_i softmax(z_i) - softmax(z_pub) ||_1` (Eq. 2), a tensor without
-    dimensions on the logits' device.
+    """Return `|| (1/s) * sum_i softmax(z_i) - softmax(z_pub) ||_1` (Eq. 2) of each group, of shape
+    (G, 1).
 
     The mean of the softmaxes, of sensitivity 1/s; the softmax of the mean logits has no such bound.
+    The public softmax is cut to the grid of the sums, and the distance is one of whole numbers:
+    its sensitivity is that of the sums to the last bit, and no other group moves a bit of it.
     """
-    mean_V = probability_sum_V / (PROBABILITY_GRID * batch_size)
-    public_V = logits_public_V.double().softmax(dim=-1)
-    return (mean_V - public_V).abs().sum()
+    top_G1 = public_GV.amax(dim=-1, keepdim=True)
+    steps_GV = row_steps(public_GV, top_G1).double()
+    scale_G1 = PROBABILITY_GRID * batch_size / steps_GV.sum(dim=-1, keepdim=True)
+    apart_GV = steps_GV.mul_(scale_G1).floor_().sub_(probability_sums_GV).abs_()
+    steps_G1 = apart_GV.long().sum(dim=-1, keepdim=True)
+    return steps_G1.double() / (PROBABILITY_GRID * batch_size)
 
 
-def row_totals(logits_SV: torch.Tensor, top_S1: torch.Tensor) -> torch.Tensor:
-    """Return the sum of each row's `row_steps`, float64, of shape (S, 1). It is exact, so whatever
+def row_totals(logits_NV: torch.Tensor, top_N1: torch.Tensor) -> torch.Tensor:
+    """Return the sum of each row's `row_steps`, float64, of shape (N, 1). It is exact, so whatever
     shares the computation moves no bit of it."""
-    total_S1 = top_S1.new_zeros(top_S1.shape, dtype=torch.float64)
-    for rows, columns in tiles(logits_SV):
-        steps = row_steps(logits_SV[rows, columns], top_S1[rows])
-        total_S1[rows] += steps.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    return total_S1
+    total_N1 = top_N1.new_zeros(top_N1.shape, dtype=torch.float64)
+    for few, some in tiles(logits_NV):
+        steps = row_steps(logits_NV[few, some], top_N1[few])
+        total_N1[few].add_(steps.sum(dim=-1, keepdim=True, dtype=torch.float64))
+    return total_N1
 
 
 def row_blocks(
-    logits_SV: torch.Tensor, top_S1: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield, for `TILE_ROWS` rows at a time, their `row_steps` and the exact sums of these, of
-    shapes (R, V) and (R, 1): an exponential is taken once, and what is kept of it is little."""
-    for block_RV, top_R1 in zip(logits_SV.split(TILE_ROWS), top_S1.split(TILE_ROWS), strict=True):
+    logits_NV: torch.Tensor, top_N1: torch.Tensor
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Yield, for as many rows at a time as a tile has, the rows, their `row_steps` and the exact
+    sums of these, of shapes (R, V) and (R, 1): an exponential is taken once, and what is kept of it
+    is little."""
+    height, _ = tile_size(logits_NV)
+    for row in range(0, len(logits_NV), height):
+        few = slice(row, row + height)
+        block_RV, top_R1 = logits_NV[few], top_N1[few]
         steps_RV = torch.empty_like(block_RV, dtype=torch.float32)
         total_R1 = top_R1.new_zeros(top_R1.shape, dtype=torch.float64)
-        for _, columns in tiles(block_RV):
-            steps = row_steps(block_RV[:, columns], top_R1)
+        for _, some in tiles(block_RV):
+            steps = row_steps(block_RV[:, some], top_R1)
             total_R1 += steps.sum(dim=-1, keepdim=True, dtype=torch.float64)
-            steps_RV[:, columns] = steps
-        yield steps_RV, total_R1
+            steps_RV[:, some] = steps
+        yield few, steps_RV, total_R1
 
 
 def row_steps(logits: torch.Tensor, top_S1: torch.Tensor) -> torch.Tensor:
@@ -197,11 +240,19 @@ def cut_to_grid_(values: torch.Tensor, grid: float) -> torch.Tensor:
 def tiles(matrix: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """Yield the rows and columns of the parts in which a matrix is worked on."""
     rows, columns = matrix.shape
-    height = max(1, min(rows, TILE_ROWS))
-    width = (CPU_TILE if matrix.is_cpu else GPU_TILE) // height
+    height, width = tile_size(matrix)
     for row in range(0, rows, height):
         for column in range(0, columns, width):
             yield slice(row, row + height), slice(column, column + width)
+
+
+def tile_size(matrix: torch.Tensor) -> tuple[int, int]:
+    """Return the height and width of a tile. A GPU's is as wide as the matrix."""
+    rows, columns = matrix.shape
+    if matrix.is_cpu:
+        height = max(1, min(rows, TILE_ROWS))
+        return height, CPU_TILE // height
+    return max(1, GPU_TILE // max(1, columns)), max(1, columns)
 
 
 def _grid_bound(clip_bound: float) -> float:
@@ -221,80 +272,63 @@ def columns_of(rows: torch.Tensor, chosen_K: torch.Tensor | None) -> torch.Tenso
 # Draws
 
 
-def sample_softmax(
-    logits: torch.Tensor,
-    temperature: float,
-    rng: np.random.Generator,
-    draws: tuple[int, ...] | None = None,
-) -> torch.Tensor:
-    """Draw once from `softmax(logits / temperature)`, or as often as the shape `draws` says;
-    carries no guarantee by itself.
+def sample_softmax(logits_GV: torch.Tensor, uniforms_GD: torch.Tensor) -> torch.Tensor:
+    """Draw from `softmax(logits)` of each group, once for each of its `uniforms`, which are whole
+    numbers below 2^62; carries no guarantee by itself.
 
     The weights are cut to whole numbers that add up to less than 2^62, exactly and in any order, so
-    that all ranks and devices agree; one uniform of 62 bits inverts their cumulative sum. Of V
-    logits, 2^19 at most, a probability is off by at most 2^-59, a relative V 2^-60, and the
-    rounding of its exponential. -inf entries are never drawn.
-    Returns the index, a tensor without dimensions (or of the shape `draws`) on the logits' device,
-    and does not wait for it; it is -1 if no entry is finite, or one is +inf or not a number.
+    that all ranks and devices agree, and no other group moves a bit; a uniform inverts their
+    cumulative sum. Of V logits, 2^19 at most, a probability is off by at most 2^-59, a relative
+    V 2^-60, and the rounding of its exponential. -inf entries are never drawn.
+    Returns the indices, of the shape (G, D), and does not wait for them; they are -1 for a group of
+    which no entry is finite, or one is +inf or not a number.
     """
-    scaled = logits.double() / temperature
-    weights = (scaled - scaled.max()).exp_()
+    weights = (logits_GV - logits_GV.amax(dim=-1, keepdim=True)).exp_()
     # This sum is exact, and not below the weights' own: m 2^e with m < 1. So `scale`, the power of
     # two 2^(62 + 33 - e), rounds no weight, and takes their sum to at most m 2^62.
-    total = (weights * 2.0**33).ceil_().sum()
-    scale = total.frexp().mantissa / total * 2.0**95
-    cumulative = (weights * scale).nan_to_num_(nan=0.0).long().cumsum(0)
-    last = cumulative[-1]
+    total_G1 = (weights * 2.0**33).ceil_().sum(dim=-1, keepdim=True)
+    scale_G1 = total_G1.frexp().mantissa / total_G1 * 2.0**95
+    cumulative = weights.mul_(scale_G1).nan_to_num_(nan=0.0).long().cumsum(dim=-1)
+    last_G1 = cumulative[:, -1:]
     # last * uniform / 2^62, rounded down: by halves of both, because no integer has 124 bits.
-    drawn = rng.integers(2**62, size=draws)
-    uniform = int(drawn) if draws is None else torch.from_numpy(drawn).to(logits.device)
-    high, low = uniform >> 31, uniform & (2**31 - 1)
-    last_high, last_low = last >> 31, last & (2**31 - 1)
+    high, low = uniforms_GD >> 31, uniforms_GD & (2**31 - 1)
+    last_high, last_low = last_G1 >> 31, last_G1 & (2**31 - 1)
     middle = last_high * low + last_low * high + (last_low * low >> 31)
     mark = last_high * high + (middle >> 31)
-    return torch.searchsorted(cumulative, mark, right=True).where(last > 0, -1)
+    return torch.searchsorted(cumulative, mark, right=True).where(last_G1 > 0, -1)
 
 
 # Rules on public logits
 
 
-def even_if_not_finite(logits_public_V: torch.Tensor) -> torch.Tensor:
+def even_if_not_finite(public_GV: torch.Tensor) -> torch.Tensor:
     """Return the public logits, or zeros if these are not finite, as after a token that a model
     overflows at. One of -inf becomes the lowest: it may be the only one that a schema allows, or
     that is no copy. There is a token to draw at every position: no draw decides that a text fails.
     """
-    top = highest(logits_public_V)
+    top_G1 = public_GV.amax(dim=-1, keepdim=True)
     # 0 is added to all of them, or NaN. The lowest number is what `nan_to_num_` makes of -inf.
-    return (logits_public_V + (top - top)).nan_to_num_(nan=0.0)
+    return (public_GV + (top_G1 - top_G1)).nan_to_num_(nan=0.0)
 
 
-def candidate_set(
-    logits_public_V: torch.Tensor, rule: Candidates, k: int, margin: float
-) -> torch.Tensor | None:
-    """Return the indices of the candidates, in ascending order; None means the whole vocabulary.
+def candidates(public_GV: torch.Tensor, rule: Candidates, k: int, margin: float) -> torch.Tensor:
+    """Return whether each token is a candidate, of shape (G, V).
 
-    `top_k`: the k highest public logits. `top_k_plus`: `{v : z_pub(v) >= l_k - margin}` with l_k
-    the k-th highest and `margin = 2c/s`: by so much one clipped row can lift one token of the
-    average against another (InvisibleInk 2025). A token whose public logit is -inf is a candidate
-    only if fewer than k logits are finite.
+    `top_k`: the k highest public logits, of equal ones the first. `top_k_plus`: `{v : z_pub(v) >=
+    l_k - margin}` with l_k the k-th highest and `margin = 2c/s`: by so much one clipped row can
+    lift one token of the average against another (InvisibleInk 2025). A token whose public logit is
+    -inf is no candidate.
     """
-    if rule == "all":
-        return None
-    if k >= logits_public_V.numel():
-        return (logits_public_V > -math.inf).nonzero().squeeze(-1)
-    top = logits_public_V.float().topk(k)
-    if rule == "top_k":
-        return top.indices.sort().values
-    return (logits_public_V.float() >= top.values[-1] - margin).nonzero().squeeze(-1)
-
-
-def is_sure(logits_public_V: torch.Tensor, probability: float) -> torch.Tensor:
-    """Return whether the public gate is open: the largest public probability is at least
-    `probability`. The answer is a tensor without dimensions on the logits' device.
-
-    A token drawn from the public logits while the gate is open costs nothing.
-    """
-    return logits_public_V.double().log_softmax(dim=-1).max().exp() >= probability
+    public_GV = public_GV.float()
+    may_GV = public_GV > -math.inf
+    if rule == "all" or k >= public_GV.shape[-1]:
+        return may_GV
+    lowest_G1 = public_GV.topk(k).values[..., -1:]
+    if rule == "top_k_plus":
+        return may_GV & (public_GV >= lowest_G1 - margin)
+    above_GV, equal_GV = public_GV > lowest_G1, public_GV == lowest_G1
+    left_G1 = k - above_GV.sum(dim=-1, keepdim=True)
+    return may_GV & (above_GV | (equal_GV & (equal_GV.cumsum(dim=-1) <= left_G1)))
 
 
 class CopyFilter:

@@ -1,8 +1,9 @@
 """One token of private prediction (Amin et al. 2024, Algorithm 1, lines 12 to 20).
 
 `PrivateToken` is the mechanism: its public parameters, its cost, its draws. It is made of softmax
-sampling, which is the exponential mechanism (Lemma 4), and of the sparse vector (Lemma 5).
-`PrivateTokenSelector` carries it through a text, in the process that holds the logits.
+sampling, which is the exponential mechanism (Lemma 4), and of the sparse vector (Lemma 5). The
+tokens of a step are drawn together (`dpray.methods.private_prediction.step`).
+`PrivateTokenSelector` carries the mechanism through a text, in the process that holds the logits.
 
 With a schema, the vocabulary of a position is the set A of tokens that the schema allows. A row's
 logits are cut to A before anything else is computed from them, so every rule on rows and on public
@@ -10,15 +11,15 @@ logits holds as it is. A is a function of the schema and of the tokens drawn so 
 public: it costs nothing, and nor does a token that it leaves no choice about.
 Proof: docs/privacy.md, section 2.10.
 
-Shapes: S private rows, V vocabulary, A the tokens that the schema allows (all, without one).
+Shapes: S private rows of a group, V vocabulary, A the tokens that the schema allows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,17 +37,9 @@ from dpray.methods.private_prediction.logits import (
     Candidates,
     Clip,
     CopyFilter,
-    candidate_set,
-    columns_of,
-    dclip_sum,
-    distribution_distance,
-    even_if_not_finite,
-    is_sure,
-    log_probabilities,
-    probability_sum,
-    recentred_sum,
     sample_softmax,
 )
+from dpray.methods.private_prediction.step import Coins, Group, Step, Sums
 
 # Imported late: a plan holds a `PrivateToken` and needs no torch.
 if TYPE_CHECKING:
@@ -78,14 +71,9 @@ class SoftmaxSampler:
         """Return the cost of one draw."""
         return ExponentialMechanism(range=2.0 * self.sensitivity / self.temperature)
 
-    def sample(
-        self,
-        utilities: torch.Tensor,
-        rng: np.random.Generator,
-        draws: tuple[int, ...] | None = None,
-    ) -> torch.Tensor:
-        """Return the index of one draw, or of several, as `sample_softmax` does."""
-        return sample_softmax(utilities, self.temperature, rng, draws)
+    def exponents(self, utilities: torch.Tensor) -> torch.Tensor:
+        """Return `u / temperature`, of which `sample_softmax` takes the softmax."""
+        return utilities.double() / self.temperature
 
 
 @dataclass(frozen=True)
@@ -113,8 +101,8 @@ class SparseVector:
     def draw_threshold(self, rng: np.random.Generator) -> float:
         return self.threshold + float(rng.laplace(scale=self.noise))
 
-    def is_far(self, distance: float, noisy_threshold: float, rng: np.random.Generator) -> bool:
-        return distance + float(rng.laplace(scale=2.0 * self.noise)) >= noisy_threshold
+    def draw_noise(self, rng: np.random.Generator) -> float:
+        return float(rng.laplace(scale=2.0 * self.noise))
 
 
 @dataclass(frozen=True)
@@ -215,79 +203,34 @@ class PrivateToken:
         unit = self.clip_bound if self.sparse_vector is None else min(self.clip_bound, 2.0)
         return 2.0 * row_variation * self.batch_size * (1 + shares_public_pass) / unit
 
-    def candidate_set(self, logits_public_V: torch.Tensor) -> torch.Tensor | None:
-        """Return the tokens that may be drawn, by their public logits; None means all."""
-        margin = 2.0 * self.clip_bound / self.batch_size
-        return candidate_set(logits_public_V, self.candidates, self.k, margin)
-
-    def clipped_sum(
-        self,
-        logits_SV: torch.Tensor,
-        logits_public_V: torch.Tensor,
-        candidates_K: torch.Tensor | None,
-        highest_S: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return the sum of the rows' clipped logits over the candidates. The sums of a batch's
-        parts add up to that of the batch, to the last bit. `highest_S` is by default that of rows
-        which were finite before."""
-        highest_S = highest(logits_SV) if highest_S is None else highest_S
-        match self.clip:
-            case "recentred":
-                return recentred_sum(logits_SV, highest_S, candidates_K, self.clip_bound)
-            case "dclip":
-                public_V = logits_public_V
-                return dclip_sum(logits_SV, highest_S, public_V, candidates_K, self.clip_bound)
-
-    def average(
-        self,
-        clipped_sum_K: torch.Tensor,
-        logits_public_V: torch.Tensor,
-        candidates_K: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return the clipped average over the candidates (line 14): the sum divided by s."""
-        mean_K = clipped_sum_K / self.batch_size
-        match self.clip:
-            case "recentred":
-                return mean_K
-            case "dclip":
-                return log_probabilities(logits_public_V, candidates_K).double() + mean_K
-
     def draw_private(
         self,
         logits_SV: torch.Tensor,
         logits_public_V: torch.Tensor,
         rng: np.random.Generator,
-        draws: tuple[int, ...] | None = None,
-        added_K: torch.Tensor | float = 0.0,
-        highest_S: torch.Tensor | None = None,
+        draws: tuple[int, ...],
     ) -> torch.Tensor:
-        """Draw by lines 14 and 15: average, then the exponential mechanism; in an audit as often as
-        the shape `draws` says. `added_K` is the clipped sum of the batch's other rows, `highest_S`
-        as for `clipped_sum`.
+        """Draw by lines 14 and 15 only, as often as the shape `draws` says: for an audit."""
+        group = Group(logits_SV, highest(logits_SV), logits_public_V, Coins())
+        ungated = replace(self, threshold=None, noise=None, sure_probability=None)
+        step = Step(ungated, [group], looks=logits_SV.is_cpu)
+        uniforms = torch.from_numpy(rng.integers(2**62, size=(1, math.prod(draws))))
+        index = sample_softmax(step.private(), uniforms.to(logits_SV.device))
+        return step.token_of(index).view(draws)
 
-        Returns the token as `sample_softmax` does; so does `draw_public`."""
-        candidates_K = self.candidate_set(logits_public_V)
-        clipped_K = self.clipped_sum(logits_SV, logits_public_V, candidates_K, highest_S)
-        total_K = added_K + clipped_K
-        mean_K = self.average(total_K, logits_public_V, candidates_K)
-        index = self.sampler.sample(mean_K, rng, draws)
-        return index if candidates_K is None else candidates_K[index].where(index >= 0, -1)
-
-    def draw_public(self, logits_public_V: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        """Draw by line 19, from the public logits only: free."""
-        return sample_softmax(logits_public_V, self.public_temperature, rng)
+    def draw(self, groups: Sequence[Group]) -> torch.Tensor:
+        """Draw the tokens of a step's groups, as `Step.draw` does. On a CPU, where looking at a
+        value is no wait, each group is a step by itself, in which nothing is computed in vain."""
+        if groups[0].public.is_cpu:
+            return torch.cat([Step(self, [group], looks=True).draw() for group in groups])
+        return Step(self, groups, looks=False).draw()
 
 
-@dataclass(frozen=True, eq=False)
-class _Position:
-    """The logits of the position at which a token is being selected: of the private rows (S, A),
-    their highest (S,), the public ones (V,), and of those the ones that may be drawn (A,)."""
-
-    private: torch.Tensor
-    highest: torch.Tensor
-    public: torch.Tensor
-    allowed: torch.Tensor | None
-    drawable: torch.Tensor
+@lru_cache(maxsize=16, typed=True)
+def _mechanism(**values: Any) -> PrivateToken:
+    """Make the mechanism that the texts of a run have in common: one object, so that their tokens
+    are drawn together."""
+    return PrivateToken(**values)
 
 
 class PrivateTokenSelector:
@@ -311,7 +254,7 @@ class PrivateTokenSelector:
         longest_copy: int | None = None,
         form: Mapping[str, Any] | None = None,
     ) -> None:
-        self.mechanism = PrivateToken(**mechanism)
+        self.mechanism = _mechanism(**mechanism)
         self.rng = generator(key)
         self.t = t
         self.public_tokens = 0
@@ -319,9 +262,8 @@ class PrivateTokenSelector:
         self.form = form
         self.mask: TokenMask | None = None
         # The sums of the rows of this position that came in parts.
-        self.clipped_sum_K: torch.Tensor | float = 0.0
-        self.probability_sum_A: torch.Tensor | float = 0.0
-        self.position: _Position | None = None
+        self.added: Sums | None = None
+        self.if_sure: Mapping[str, Any] | None = None
         self.noisy_threshold = noisy_threshold
         if self.mechanism.sparse_vector is not None and noisy_threshold is None:
             self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)  # line 4
@@ -334,18 +276,9 @@ class PrivateTokenSelector:
     ) -> None:
         """Add up a part of the batch's rows. Sums are exact, so a batch that comes in parts gives
         the tokens that it gives whole."""
-        if self._forced(logits_public_V) is not None:
-            return
-        logits_public_V = even_if_not_finite(logits_public_V)
-        allowed_A = self._allowed(logits_public_V)
-        private_SA, highest_S = _cut(logits_private_SV, highest_S, allowed_A)
-        drawable_A = self._drawable(logits_public_V, allowed_A)
-        candidates_K = self.mechanism.candidate_set(drawable_A)
-        self.clipped_sum_K = self.clipped_sum_K + self.mechanism.clipped_sum(
-            private_SA, drawable_A, candidates_K, highest_S
-        )
-        if self.mechanism.sparse_vector is not None:
-            self.probability_sum_A = self.probability_sum_A + probability_sum(private_SA, highest_S)
+        if self._forced(logits_public_V) is None:
+            part = self._group(logits_private_SV, highest_S, logits_public_V, Coins())
+            self.added = Step(self.mechanism, [part], looks=logits_public_V.is_cpu).sums
 
     def select(
         self,
@@ -354,69 +287,56 @@ class PrivateTokenSelector:
         logits_public_V: torch.Tensor,
     ) -> Selection:
         """Select a token by lines 12 to 20. Once the batch's r private tokens are drawn, select
-        None, or end the text as its schema asks: the bound holds inside a text.
-
-        The gate looks at the tokens that may be drawn. The distance is over all that the schema
-        allows: private logits have no excluded ones.
-        """
+        None, or end the text as its schema asks: the bound holds inside a text."""
         if (forced := self._forced(logits_public_V)) is not None:
             self.public_tokens += 1
             return Selected(self._take(forced))
         if self.t >= self.mechanism.private_tokens:
             return Selected(None)
-        public_V = even_if_not_finite(logits_public_V)
-        allowed_A = self._allowed(public_V)
-        private_SA, highest_S = _cut(logits_private_SV, highest_S, allowed_A)
-        drawable_A = self._drawable(public_V, allowed_A)
-        self.position = _Position(private_SA, highest_S, public_V, allowed_A, drawable_A)
-        if self.mechanism.sure_probability is None:
-            return self._compare(self.position)
-        return HostSync(is_sure(drawable_A, self.mechanism.sure_probability), self._after_gate)
+        group = self._group(logits_private_SV, highest_S, logits_public_V, self._coins())
+        return HostSync(group, self.mechanism.draw, self._after_draw)
 
-    def _after_gate(self, is_sure: torch.Tensor) -> Selection:
-        assert self.position is not None
-        return self._draw(self.position, True) if is_sure else self._compare(self.position)
+    def _coins(self) -> Coins:
+        """Draw what the position may need, in the order in which it is needed. A coin that is not
+        used is the next one: where the gate is open, the draw's coin is the one that otherwise is
+        the query's noise, and `if_sure` is the generator's state after it. The gate is public, so
+        no private row decides which coins are used, and each is used once."""
+        if (sparse_vector := self.mechanism.sparse_vector) is None:
+            uniform = int(self.rng.integers(2**62))
+            return Coins(uniform, uniform)
+        assert self.noisy_threshold is not None
+        before = self.rng.bit_generator.state
+        uniform_if_sure = int(self.rng.integers(2**62))
+        self.if_sure, self.rng.bit_generator.state = self.rng.bit_generator.state, before
+        noise = sparse_vector.draw_noise(self.rng)
+        uniform = int(self.rng.integers(2**62))
+        return Coins(uniform, uniform_if_sure, noise, self.noisy_threshold)
 
-    def _compare(self, at: _Position) -> Selection:
-        if self.mechanism.sparse_vector is None:
-            return self._draw(at, is_free=False)
-        public_A = columns_of(at.public, at.allowed)
-        distance = self._distance(at.private, at.highest, public_A)
-        return HostSync(distance, self._after_comparison)
-
-    def _after_comparison(self, distance: torch.Tensor) -> Selection:
-        sparse_vector = self.mechanism.sparse_vector
-        assert self.position is not None
-        assert sparse_vector is not None and self.noisy_threshold is not None
-        is_far = sparse_vector.is_far(float(distance), self.noisy_threshold, self.rng)  # 12, 13
-        return self._draw(self.position, is_free=not is_far)
-
-    def _draw(self, at: _Position, is_free: bool) -> Selection:
-        mechanism, sparse_vector = self.mechanism, self.mechanism.sparse_vector
-        if is_free:
-            index = mechanism.draw_public(at.drawable, self.rng)  # line 19
+    def _after_draw(self, drawn: torch.Tensor) -> Selected:
+        token, answers = divmod(int(drawn), 4)
+        is_sure, is_near = answers & 2, answers & 1
+        if token < 0:
+            raise ValueError("no finite logit to draw from")
+        if is_sure and self.if_sure is not None:
+            self.rng.bit_generator.state = self.if_sure
+        if is_sure or is_near:
             self.public_tokens += 1
         else:
-            index = mechanism.draw_private(  # lines 14 and 15
-                at.private,
-                at.drawable,
-                self.rng,
-                added_K=self.clipped_sum_K,
-                highest_S=at.highest,
-            )
             self.t += 1  # line 16
-            if sparse_vector is not None:
-                self.noisy_threshold = sparse_vector.draw_threshold(self.rng)  # line 17
-        self.clipped_sum_K = self.probability_sum_A = 0.0
-        self.position = None
-        if at.allowed is not None:
-            index = at.allowed[index].where(index >= 0, -1)
-        return HostSync(index, self._after_draw)
+            if self.mechanism.sparse_vector is not None:
+                self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)  # 17
+        self.added = None
+        return Selected(self._take(token))
 
-    def _after_draw(self, drawn: torch.Tensor) -> Selection:
-        if drawn < 0:
-            raise ValueError("no finite logit to draw from")
-        return Selected(self._take(int(drawn)))
+    def _group(
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
+        coins: Coins,
+    ) -> Group:
+        rows = logits_private_SV, highest_S, logits_public_V
+        return Group(*rows, coins, self._allowed(), self._excluded(), self.added)
 
     def _forced(self, logits_public_V: torch.Tensor) -> int | None:
         """Return the token that the schema leaves no choice about, if there is one."""
@@ -426,32 +346,18 @@ class PrivateTokenSelector:
             return None
         return self.mask.forced(must_end=self.t >= self.mechanism.private_tokens)
 
-    def _allowed(self, logits_public_V: torch.Tensor) -> torch.Tensor | None:
-        """Return the ids of the tokens that the schema allows, ascending; None means all."""
-        if self.mask is None:
-            return None
-        return torch.from_numpy(np.flatnonzero(self.mask.allowed)).to(logits_public_V.device)
+    def _allowed(self) -> np.ndarray | None:
+        """Return whether the schema allows each token; None means all."""
+        return None if self.mask is None else self.mask.allowed
 
-    def _drawable(
-        self, logits_public_V: torch.Tensor, allowed_A: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Return the public logits with -inf for the tokens that would be copies, unless the schema
-        allows no others."""
+    def _excluded(self) -> Collection[int]:
+        """Return the tokens that would be copies, unless the schema allows no others."""
         excluded = [] if self.copies is None else list(self.copies.excluded)
-        if excluded and self.mask is not None:
-            rest = self.mask.allowed.copy()
+        if excluded and (allowed := self._allowed()) is not None:
+            rest = allowed.copy()
             rest[excluded] = False
-            excluded = excluded if rest.any() else []
-        if excluded:
-            logits_public_V = logits_public_V.clone()  # the logits are the engine's own
-            logits_public_V[excluded] = -math.inf
-        return columns_of(logits_public_V, allowed_A)
-
-    def _distance(
-        self, private_SA: torch.Tensor, highest_S: torch.Tensor, public_A: torch.Tensor
-    ) -> torch.Tensor:
-        sum_A = self.probability_sum_A + probability_sum(private_SA, highest_S)
-        return distribution_distance(sum_A, public_A, self.mechanism.batch_size)
+            return excluded if rest.any() else []
+        return excluded
 
     def _take(self, token: int) -> int:
         """Note the token that comes next, and return it. The schema may put another in its place,
@@ -469,14 +375,3 @@ class PrivateTokenSelector:
             "noisy_threshold": self.noisy_threshold,
             "was_closed": self.mask is not None and self.mask.was_closed,
         }
-
-
-def _cut(
-    logits_SV: torch.Tensor, highest_S: torch.Tensor, allowed_A: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows' logits of the tokens that the schema allows, and the highest of these: NaN
-    for a row that is not finite, by whatever token."""
-    if allowed_A is None:
-        return logits_SV, highest_S
-    logits_SA = columns_of(logits_SV, allowed_A)
-    return logits_SA, highest(logits_SA) + (highest_S - highest_S)

@@ -17,7 +17,9 @@ import torch
 from scipy import stats
 
 from dpray.accounting.event import Event
+from dpray.engines.finite_rows import highest
 from dpray.mechanisms.batches import PoissonBatches
+from dpray.methods.private_prediction.step import Coins, Group, Step
 from dpray.methods.private_prediction.token import PrivateToken
 
 PUBLIC_SIZE, S, TEXTS, TOKENS = 400, 40, 2, 4
@@ -34,7 +36,8 @@ def target_probability(others: int, unit: int, tie: int) -> float:
     other one."""
     public = torch.tensor([2 * tie * TOKEN.clip_bound / S, 0.0])
     rows = torch.tensor([[-SURE, SURE]] * others + [[SURE, -SURE]] * unit).reshape(-1, 2)
-    mean = TOKEN.average(TOKEN.clipped_sum(rows, public, None), public, None)
+    step = Step(TOKEN, [Group(rows, highest(rows), public, Coins())], looks=True)
+    [mean] = step.averages_GK
     return float(torch.softmax(mean / TOKEN.temperature, -1)[0])
 
 

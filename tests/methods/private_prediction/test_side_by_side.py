@@ -4,10 +4,9 @@ beside it, in whichever order, and on every device."""
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,18 +102,18 @@ def test_groups_beside_each_other_get_the_tokens_that_they_get_alone_on_any_devi
 
 
 def test_a_selection_that_fails_ends_no_other() -> None:
-    def breaks(value: torch.Tensor) -> Selection:
+    def breaks(value: torch.Tensor) -> Selected:
         raise ArithmeticError(f"{value.tolist()} of {value.dtype}")
 
     good = selection(selector(2), *logits(2, 0))
-    failed, other = select_tokens([HostSync(torch.ones(1, 2), breaks), good])
+    failed, other = select_tokens([HostSync(torch.ones(2).double(), torch.stack, breaks), good])
     assert isinstance(failed, Failed) and isinstance(failed.error, ArithmeticError)
     assert str(failed.error) == "[1.0, 1.0] of torch.float64"
     assert other == Selected(drawn_alone(2)[0][0])
 
 
-def uniform(rng: Any) -> float:
-    return float(rng.integers(2**62) / 2**62)
+def drawn_at(exponents: torch.Tensor, uniform: int) -> int:
+    return int(sample_softmax(exponents[None], torch.tensor([[uniform]], device=exponents.device)))
 
 
 def inverse_cdf(utilities: np.ndarray, temperature: float, uniform: float) -> int:
@@ -128,12 +127,13 @@ def inverse_cdf(utilities: np.ndarray, temperature: float, uniform: float) -> in
 def test_a_draw_inverts_the_cumulative_distribution_at_the_keys_uniform(
     temperature: float, device: str
 ) -> None:
-    rng, twin = (generator(named_key("cd" * 32, str(temperature))) for _ in range(2))
+    rng = generator(named_key("cd" * 32, str(temperature)))
     fixed = torch.Generator().manual_seed(2)
     for _ in range(300):
         utilities = torch.randn(2000, generator=fixed, dtype=torch.float64) * 2
-        expected = inverse_cdf(utilities.numpy(), temperature, uniform(twin))
-        assert int(sample_softmax(utilities.to(device), temperature, rng)) == expected
+        value = int(rng.integers(2**62))
+        expected = inverse_cdf(utilities.numpy(), temperature, value / 2**62)
+        assert drawn_at(utilities.to(device) / temperature, value) == expected
 
 
 def test_many_draws_are_those_that_are_made_one_by_one(device: str) -> None:
@@ -144,10 +144,10 @@ def test_many_draws_are_those_that_are_made_one_by_one(device: str) -> None:
         public_temperature=1.0, candidates="top_k_plus", k=2,
     )  # fmt: skip
     drawn = token.draw_private(logits, logits[0], rng, (30, 2))
-    singly = [int(token.draw_private(logits, logits[0], twin)) for _ in range(60)]
+    singly = [int(token.draw_private(logits, logits[0], twin, (1,))) for _ in range(60)]
     assert drawn.flatten().tolist() == singly and set(singly) == {0, 2}
     nowhere = torch.full((2,), -math.inf, device=device)
-    assert sample_softmax(nowhere, 1.0, rng, (3,)).tolist() == [-1, -1, -1]
+    assert [drawn_at(nowhere, value) for value in (0, 1, 2**61)] == [-1, -1, -1]
 
 
 def test_a_draw_does_not_depend_on_the_order_of_its_sum(device: str) -> None:
@@ -156,32 +156,16 @@ def test_a_draw_does_not_depend_on_the_order_of_its_sum(device: str) -> None:
     utilities = torch.randn(999, generator=fixed, dtype=torch.float64, device="cpu") * 3
     spread = torch.full((4 * 999,), -math.inf, dtype=torch.float64)
     spread[::4] = utilities
-    rng, twin = (generator("ef" * 32) for _ in range(2))
-    for _ in range(300):
-        index = sample_softmax(utilities.to(device), 1.0, rng)
-        assert int(sample_softmax(spread.to(device), 1.0, twin)) == 4 * int(index)
-
-
-class Uniform:
-    """A generator whose next uniform, of 62 bits, is known."""
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    def integers(self, high: int, size: None) -> int:
-        assert 0 <= self.value < high == 2**62
-        return self.value
-
-    def random(self) -> float:
-        return (self.value >> 9) * 2.0**-53
+    for value in generator("ef" * 32).integers(2**62, size=300).tolist():
+        index = drawn_at(utilities.to(device), value)
+        assert drawn_at(spread.to(device), value) == 4 * index
 
 
 @pytest.mark.parametrize(("value", "token"), [(0, 1), (2**61, 2), (2**61 - 1, 1), (2**62 - 1, 2)])
 def test_the_ends_of_the_uniform_stay_inside(value: int, token: int, device: str) -> None:
     forbidden = -math.inf
-    utilities = torch.tensor([forbidden, 7.0, 7.0, forbidden], device=device)
-    rng: Any = Uniform(value)
-    assert int(sample_softmax(utilities, 1.0, rng)) == token
+    utilities = torch.tensor([forbidden, 7.0, 7.0, forbidden], device=device).double()
+    assert drawn_at(utilities, value) == token
 
 
 def test_unlikely_tokens_have_their_probabilities_to_60_bits(device: str) -> None:
@@ -189,11 +173,10 @@ def test_unlikely_tokens_have_their_probabilities_to_60_bits(device: str) -> Non
     rows' tokens are off by parts of a thousandth, and by as much from one world to the other."""
     utilities = torch.tensor([0.0, -41.0, -27.3, 1.7, -36.2, -12.0], dtype=torch.float64)
 
-    def reaches(token: int, value: int) -> bool:
-        rng: Any = Uniform(value)
-        return int(sample_softmax(utilities.to(device), 1.0, rng)) > token
+    def drawn(value: int) -> int:
+        return drawn_at(utilities.to(device), value)
 
-    least = [bisect_left(range(2**62), True, key=partial(reaches, token)) for token in range(5)]
+    least = [bisect_right(range(2**62), token, key=drawn) for token in range(5)]
     found = np.diff([0, *least]) / 2**62
     wanted = torch.softmax(utilities, 0)[:5].numpy()
     assert (np.abs(found - wanted) < 2.0**-60 + 1e-14 * wanted).all()

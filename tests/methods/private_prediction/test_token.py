@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from dpray.engines.base import select_token
+from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.logits import sample_softmax
+from dpray.methods.private_prediction.step import Coins, Group, Step
 from dpray.methods.private_prediction.token import (
     PrivateToken,
     PrivateTokenSelector,
@@ -86,17 +88,19 @@ def test_arguments_are_plain_json() -> None:
 def test_low_precision_logits_are_added_up_in_float64() -> None:
     rows = torch.full((2000, 3), 1.0, dtype=torch.bfloat16)
     token = mechanism(batch_size=2000, clip_bound=0.1)
-    mean = token.average(token.clipped_sum(rows, PUBLIC, None), PUBLIC, None)
+    group = Group(rows, highest(rows), PUBLIC, Coins())
+    [mean] = Step(token, [group], looks=True).averages_GK
     assert mean.dtype == torch.float64
     assert mean.tolist() == pytest.approx([0.1] * 3, rel=1e-5)
 
 
 def test_sampling_never_takes_a_forbidden_token() -> None:
     rng = generator(new_key())
-    logits = torch.tensor([-math.inf, 0.0, -math.inf, 1.0, -math.inf])
-    assert {int(sample_softmax(logits, 1.0, rng)) for _ in range(500)} == {1, 3}
+    uniforms = torch.from_numpy(rng.integers(2**62, size=(1, 500)))
+    logits = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, -math.inf]]).double()
+    assert {*sample_softmax(logits, uniforms).flatten().tolist()} == {1, 3}
     for bad in ([-math.inf], [0.0, math.inf], [0.0, math.nan]):
-        assert int(sample_softmax(torch.tensor(bad), 1.0, rng)) == -1
+        assert int(sample_softmax(torch.tensor([bad]).double(), uniforms[:, :1])) == -1
 
 
 def test_keys_are_256_bits_and_all_of_them_count() -> None:

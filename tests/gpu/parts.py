@@ -1,0 +1,142 @@
+"""vLLM in parts, for a machine that has torch and takes only so much at a time.
+
+    python -m tests.gpu.parts pack WHEELS PARTS   a folder's wheels become parts of `MOST` bytes
+    python -m tests.gpu.parts join PARTS SITE     the parts become a folder for PYTHONPATH
+
+The parts may come one after the other, in any order: `join` names those that are missing or
+damaged. Of vLLM's wheel they have what a dense model needs: no FlashAttention 2, no kernels of
+mixtures of experts, no sources of other projects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import shutil
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST = 44 * 2**20
+PRESET = 6
+INDEX = "parts.json"
+LIBRARIES = ("_C_stable_libtorch", "_vllm_fa3_C", "cumem_allocator", "spinloop", "fs_io")
+"""Of vLLM's own compiled files, those whose names begin like this."""
+SOURCES = {".cu", ".cuh", ".h", ".hpp", ".inl", ".jinja"}
+
+
+def is_needed(name: str) -> bool:
+    """Return whether a file of a wheel is packed, by its path in the wheel."""
+    path = Path(name)
+    if not name.startswith("vllm/"):
+        return True
+    if path.suffix == ".so":
+        return path.name.startswith(LIBRARIES) and "third_party" not in path.parts
+    return path.name != "vllm-rs" and path.suffix not in SOURCES
+
+
+class _Parts:
+    """A file that is written into parts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._left = folder, 0
+        self.digests: dict[str, str] = {}
+        self._part = bytearray()
+
+    def write(self, data: bytes) -> int:
+        self._part += data
+        while len(self._part) >= MOST:
+            self._save(bytes(self._part[:MOST]))
+            del self._part[:MOST]
+        return len(data)
+
+    def close(self) -> None:
+        if self._part:
+            self._save(bytes(self._part))
+
+    def _save(self, data: bytes) -> None:
+        name = f"part-{len(self.digests)}"
+        (self._folder / name).write_bytes(data)
+        self.digests[name] = hashlib.sha256(data).hexdigest()
+
+
+def pack(wheels: Path, folder: Path) -> list[str]:
+    """Pack what the wheels hold; return the parts' names."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    parts = _Parts(folder)
+    with (
+        lzma.open(parts, "wb", preset=PRESET) as packed,  # type: ignore[arg-type]
+        tarfile.open(fileobj=packed, mode="w|") as tar,
+    ):
+        for wheel in sorted(wheels.glob("*.whl")):
+            with zipfile.ZipFile(wheel) as files:
+                for info in files.infolist():
+                    if not info.is_dir() and is_needed(info.filename):
+                        entry = tarfile.TarInfo(info.filename)
+                        entry.size, entry.mode = info.file_size, 0o644
+                        with files.open(info) as data:
+                            tar.addfile(entry, data)
+    parts.close()
+    (folder / INDEX).write_text(json.dumps(parts.digests, indent=1) + "\n")
+    return list(parts.digests)
+
+
+class _Joined:
+    """The parts as one file that is read."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self._chunks = self._read(files)
+        self._rest = b""
+
+    @staticmethod
+    def _read(files: list[Path]) -> Iterator[bytes]:
+        for file in files:
+            with file.open("rb") as data:
+                while chunk := data.read(2**20):
+                    yield chunk
+
+    def read(self, size: int = -1) -> bytes:
+        while (size < 0 or len(self._rest) < size) and (chunk := next(self._chunks, b"")):
+            self._rest += chunk
+        end = len(self._rest) if size < 0 else size
+        data, self._rest = self._rest[:end], self._rest[end:]
+        return data
+
+
+def join(folder: Path, site: Path) -> None:
+    """Unpack the parts into `site`, unless that is done. Raises SystemExit if one is not whole."""
+    index = folder / INDEX
+    if not index.exists():
+        raise SystemExit(f"{folder}: no {INDEX}; bring the folder that `make gpu-vllm` has made")
+    digests: dict[str, str] = json.loads(index.read_text())
+    done = site / INDEX
+    if done.exists() and done.read_text() == index.read_text():
+        return
+    files = [folder / name for name in digests]
+    absent = [
+        file.name
+        for file in files
+        if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != digests[file.name]
+    ]
+    if absent:
+        raise SystemExit(f"{folder}: {', '.join(absent)} missing or damaged; bring them again")
+    shutil.rmtree(site, ignore_errors=True)
+    with (
+        lzma.open(_Joined(files), "rb") as packed,  # type: ignore[call-overload]
+        tarfile.open(fileobj=packed, mode="r|") as tar,
+    ):
+        tar.extractall(site, filter="data")
+    done.write_text(index.read_text())
+
+
+if __name__ == "__main__":
+    work, *paths = sys.argv[1:]
+    one, other = map(Path, paths)
+    if work == "pack":
+        print(*pack(one, other))
+    else:
+        join(one, other)
