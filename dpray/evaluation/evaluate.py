@@ -142,10 +142,11 @@ def verdict(result: Mapping[str, Any], cut_share: float | None) -> str:
         made, real, floor = (
             scores[side]["accuracy"]["mean"] for side in ("synthetic", "ceiling", "floor")
         )
-        side = "real texts" if real - made < made - floor else "the floor"
+        side = "nearer to real texts" if real - made < made - floor else "nearer to the floor"
         found.append(
-            f"as a classifier's training these texts are nearer to {side}: accuracy {made:.2f}, "
-            f"between {floor:.2f} (floor) and {real:.2f} (real)"
+            f"for training a classifier, these texts are "
+            f"{side if made > floor else 'no better than the floor'}: accuracy {made:.2f}, "
+            f"floor {floor:.2f}, real texts {real:.2f}"
         )
     distance = result["fidelity"]["measures"]["frechet_distance"]
     made, real = (distance[side]["mean"] for side in ("synthetic_to_real", "real_to_real"))

@@ -272,11 +272,12 @@ def test_an_evaluation_ends_with_one_sentence():
         }
 
     near = verdict(result(0.8, 1), 0.75)
-    assert near.startswith("As a classifier's training these texts are nearer to real texts: ")
+    assert near.startswith("For training a classifier, these texts are nearer to real texts: ")
     assert "distance is 1.42, that of real texts 1.09" in near
     assert near.endswith("75% of the texts are cut: raise method.max_tokens.")
     assert "repeat" not in near
     far = verdict(result(0.4, 9) | {"downstream": None}, None)
     assert "more strings of one private record than chance does (9 numbers)." in far
     assert "nearer to the floor" in verdict(result(0.4, 1), 0.1)
+    assert "no better than the floor: accuracy 0.20, floor 0.30" in verdict(result(0.2, 1), None)
     assert "cut" not in verdict(result(0.4, 1), 0.1)
