@@ -126,11 +126,16 @@ wheels: $(INSTALLED)
 # the version that asks for the machine's torch (0.26.0: torch 2.11.0).
 VLLM := out/vllm
 GPU_VLLM ?= 0.26.0
+# What this version imports for a dense model, beyond what `make wheels`, torch and transformers bring.
+GPU_VLLM_NEEDS := aiohappyeyeballs aiohttp aiosignal apache-tvm-ffi==0.1.10 attrs cachetools cbor2 charset-normalizer cloudpickle \
+	distro 'fastapi<0.137' frozenlist jiter msgspec multidict 'openai<3' openai-harmony partial-json-parser pillow \
+	prometheus-client propcache pybase64 python-multipart pyzmq requests sniffio starlette tiktoken urllib3 uvloop xgrammar==0.2.1 yarl
 gpu-vllm: $(INSTALLED)
 	rm -rf $(VLLM)-wheels && mkdir -p $(VLLM)-wheels
 	$(for_gpu) vllm==$(GPU_VLLM) --dest $(VLLM)-wheels
-	$(BIN)/uv pip compile --quiet --no-header --no-annotate --group gpu-vllm --python-version $(GPU_PYTHON) \
-		--python-platform x86_64-manylinux_2_31 --no-deps --output-file $(VLLM)-wheels/requirements.txt
+	printf '%s\n' $(GPU_VLLM_NEEDS) > $(VLLM)-wheels/needs.txt
+	$(BIN)/uv pip compile --quiet --no-header --no-annotate --no-deps --python-version $(GPU_PYTHON) \
+		--python-platform x86_64-manylinux_2_31 --output-file $(VLLM)-wheels/requirements.txt $(VLLM)-wheels/needs.txt
 	$(for_gpu) --requirement $(VLLM)-wheels/requirements.txt --dest $(VLLM)-wheels
 	$(BIN)/python -m tests.gpu.parts pack $(VLLM)-wheels $(VLLM)
 
