@@ -38,7 +38,7 @@ from dpray.engines.base import LockstepGroup, Prompt
 from dpray.engines.schema.schema import Form, Schema
 from dpray.engines.vllm.engine import VllmEngine
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.mechanism import PrivateToken
 from tests.engines.tiny_model import make_model, sentence
 
 CLOCK = time.perf_counter if torch.cuda.is_available() else time.process_time

@@ -29,7 +29,8 @@ from benchmarks.bench_lockstep import DCLIP, RECENTRED
 from dpray.engines.base import Selected, select_tokens
 from dpray.engines.finite_rows import FiniteRows, highest, remember_together
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+from dpray.methods.private_prediction.mechanism import PrivateToken
+from dpray.methods.private_prediction.token import PrivateTokenSelector
 
 GROUPS = (1, 8, 32)
 

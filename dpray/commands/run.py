@@ -13,7 +13,7 @@ from rich.text import Text
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.config.config import Config
-from dpray.evaluation.texts import cut_share
+from dpray.io.columns import cut_share
 from dpray.io.records import read_rows
 from dpray.runs.folder import TABLES
 from dpray.runs.privacy_report import PrivacyReport, parse_report
@@ -85,7 +85,10 @@ def show_run(report: PrivacyReport, folder: Path, console: Terminal) -> None:
 def advice(folder: Path) -> str | None:
     """Return the one key to turn if the released texts are cut, alike or no words; the first rows
     of the release are looked at, which are public."""
-    rows = [row for _, row in islice(read_rows(str(folder / "synthetic.jsonl")), LOOKED_AT)]
+    path = folder / "synthetic.jsonl"
+    if not path.exists():
+        return None
+    rows = [row for _, row in islice(read_rows(str(path)), LOOKED_AT)]
     texts = [str(row["text"]) for row in rows]
     cut = cut_share(rows)
     if cut is not None and cut >= MANY:

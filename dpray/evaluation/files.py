@@ -11,9 +11,8 @@ from dpray.engines.base import Embedder, EngineError
 from dpray.evaluation.evaluate import Labelled, evaluate, verdict
 from dpray.evaluation.personal_data import find_patterns
 from dpray.evaluation.settings import EvaluationSettings
-from dpray.evaluation.texts import cut_share
 from dpray.extras import require
-from dpray.io.columns import column_of, is_empty, label_name, plain_value, text_of
+from dpray.io.columns import column_of, cut_share, is_empty, label_name, plain_value, text_of
 from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Where

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,10 +130,3 @@ def _fitting(values: Sequence[Any], schema: dict[str, object]) -> int:
         raise InputError(f"schema: not a JSON Schema, at {error.json_path}") from None
     except Unresolvable as error:
         raise InputError(f"schema: cannot resolve $ref {error.ref!r}") from None
-
-
-def cut_share(rows: Iterable[Mapping[str, object]]) -> float | None:
-    """Return the share of a release's records that reached the most tokens of a text; None for
-    records that do not say how they ended."""
-    ended = [row["finish_reason"] for row in rows if row.get("finish_reason") is not None]
-    return ended.count("length") / len(ended) if ended else None

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from dpray.io.formats import TWICE, Where, folder_columns
 from dpray.types import InputError, did_you_mean, valid_unicode
@@ -275,3 +275,10 @@ def _kind(label: Label) -> str:
     if isinstance(label, bool):
         return "true or false"
     return "a text" if isinstance(label, str) else "a number"
+
+
+def cut_share(rows: Iterable[Mapping[str, object]]) -> float | None:
+    """Return the share of a release's records that reached the most tokens of a text; None for
+    records that do not say how they ended."""
+    ended = [row["finish_reason"] for row in rows if row.get("finish_reason") is not None]
+    return ended.count("length") / len(ended) if ended else None

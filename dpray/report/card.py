@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from huggingface_hub import DatasetCardData
 
 from dpray.evaluation.personal_data import LIMITS, find_patterns, in_words
-from dpray.evaluation.texts import cut_share
 from dpray.extras import is_installed
+from dpray.io.columns import cut_share
 from dpray.io.files import sha256_of, write_durably
 from dpray.io.hub import PUSH, check_dataset_name, upload_dataset
 from dpray.io.records import read_rows

@@ -24,6 +24,8 @@ SEAMS = {
     "dpray.engines.vllm.engine",
     # vLLM loads its logits processor by name.
     "dpray.engines.vllm.lockstep",
+    # A request names its selector, which is built where the logits are.
+    "dpray.methods.private_prediction.token",
     # The loop calls two functions before and after a step, and does not know the journal.
     "dpray.methods.dp_sgd.training.journal",
 }

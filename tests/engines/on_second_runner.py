@@ -13,7 +13,7 @@ import pytest
 from dpray.engines.base import Engine, EngineError, LockstepResult, Prompt, SelectorSpec
 from dpray.engines.vllm.lockstep import LockstepProcessor
 from dpray.engines.vllm.second_runner import SecondRunnerProcessor
-from dpray.methods.private_prediction.token import SELECTOR, PrivateToken
+from dpray.methods.private_prediction.mechanism import SELECTOR, PrivateToken
 from tests.engines.test_conformance import MAX_TOKENS, decode, make_group
 from tests.engines.test_vllm import draws, processor, scheduler
 

@@ -20,7 +20,7 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, SelectorSpec
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.mechanism import PrivateToken
 from tests.engines.tiny_model import make_model, make_tokenizer
 
 NAN, INFINITE, HALF = 300, 301, 256

@@ -15,7 +15,7 @@ from dpray.engines.base import Engine, EngineError, LockstepGroup, SelectorFaile
 from dpray.engines.schema.schema import Form, Schema
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.mechanism import PrivateToken
 from tests.engines.schemas import FILM
 from tests.engines.test_conformance import MAX_TOKENS, decode, make_group
 

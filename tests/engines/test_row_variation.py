@@ -27,9 +27,9 @@ from dpray.engines.finite_rows import highest
 from dpray.engines.row_variation import refuse_dependence, row_variation
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods.private_prediction.logits import distribution_distances
+from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.step import Coins, Group
 from dpray.methods.private_prediction.step import Step as PrivateStep
-from dpray.methods.private_prediction.token import PrivateToken
 from dpray.types import InputError
 from tests.engines.tiny_model import make_tokenizer
 

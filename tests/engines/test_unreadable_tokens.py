@@ -16,7 +16,7 @@ from dpray.engines.base import Completion, LockstepGroup, Prompt, Sampling
 from dpray.engines.schema.schema import Form, Schema
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import new_key
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.mechanism import PrivateToken
 from tests.engines.tiny_model import make_model, make_tokenizer
 
 ROWS = 320

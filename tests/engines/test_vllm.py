@@ -18,7 +18,7 @@ from dpray.engines.row_variation import PREFILLS, row_variation
 from dpray.engines.vllm.engine import LockstepRun, VllmEngine
 from dpray.engines.vllm.model import take_invariant_kernels
 from dpray.mechanisms.randomness import named_key
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.mechanism import PrivateToken
 from tests.engines.tensor_parallel import SIZES, tokens_of_two_ranks
 from tests.engines.test_conformance import MAX_TOKENS, decode, make_group
 

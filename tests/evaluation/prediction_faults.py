@@ -25,12 +25,8 @@ from dpray.methods.private_prediction import step as step_module
 from dpray.methods.private_prediction.algorithm import BatchState, PrivatePrediction
 from dpray.methods.private_prediction.audit import made_up_rows, runs_target
 from dpray.methods.private_prediction.logits import GRID, Rows
-from dpray.methods.private_prediction.token import (
-    PrivateToken,
-    PrivateTokenSelector,
-    SoftmaxSampler,
-    SparseVector,
-)
+from dpray.methods.private_prediction.mechanism import PrivateToken, SoftmaxSampler, SparseVector
+from dpray.methods.private_prediction.token import PrivateTokenSelector
 from dpray.workers.rows import Row, record_rows
 
 Fault = Callable[[], AbstractContextManager[Any]]

@@ -27,8 +27,9 @@ from dpray.methods.private_prediction.logits import (
     distribution_distances,
     probability_sums,
 )
+from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.step import Coins, Group, Step
-from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+from dpray.methods.private_prediction.token import PrivateTokenSelector
 
 CLIPS = get_args(Clip)
 

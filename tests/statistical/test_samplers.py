@@ -14,7 +14,8 @@ from scipy import stats
 
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.logits import sample_softmax
-from dpray.methods.private_prediction.token import PrivateToken, SoftmaxSampler, SparseVector
+from dpray.methods.private_prediction.mechanism import PrivateToken, SoftmaxSampler, SparseVector
+from dpray.methods.private_prediction.step import draw_private
 from tests.statistical.two_sided import WRONG_SCALES, fits_distribution, fits_probabilities
 
 TOKENS = 7_000
@@ -51,7 +52,7 @@ def private_counts(mechanism: PrivateToken, claimed: PrivateToken) -> bool:
     rows = torch.tensor([[2.0, 0.0, -1.0, 1.0, 0.5], [0.0, 3.0, -2.0, 1.0, 0.5]])
     public = torch.tensor([0.0, 1.0, 1.0, -1.0, 2.0])
     rng = generator(new_key())
-    draws = mechanism.draw_private(rows, public, rng, (TOKENS,))
+    draws = draw_private(mechanism, rows, public, rng, (TOKENS,))
     z = rows.double().numpy()
     c, s = claimed.clip_bound, claimed.batch_size
     if claimed.clip == "recentred":

@@ -3,7 +3,7 @@
 The paper's symbols: s batch_size, r private_tokens, c clip_bound, tau temperature, theta and sigma
 the sparse vector's threshold and noise, S a batch of private prompts, X the synthetic examples, x
 a text, t the private tokens drawn for the batch so far. Lines 12 to 20, one token, are
-`dpray.methods.private_prediction.token`, which runs where the logits are.
+`dpray.methods.private_prediction.step`, which runs where the logits are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dpray.accounting.event import Event
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult
 from dpray.engines.schema.schema import Form
 from dpray.mechanisms.randomness import named_key
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.mechanism import PrivateToken
 
 
 @dataclass(frozen=True)

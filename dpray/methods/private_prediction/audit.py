@@ -31,7 +31,9 @@ from dpray.mechanisms.batches import PoissonBatches
 from dpray.mechanisms.monte_carlo import Scores, Target
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
-from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+from dpray.methods.private_prediction.mechanism import PrivateToken
+from dpray.methods.private_prediction.step import draw_private
+from dpray.methods.private_prediction.token import PrivateTokenSelector
 from dpray.workers.rows import Row, RowsOf, local_rows, record_rows
 
 TARGET, OTHER = 0, 1
@@ -290,7 +292,7 @@ def _hits(method: PrivatePrediction, logits: Logits, batches: int) -> npt.NDArra
         result = _in_lockstep(group, logits)
         mechanism = PrivateToken(**group.selector.arguments["mechanism"])
         drawn = (batches, len(result.token_ids))
-        tokens = mechanism.draw_private(*logits, generator(new_key()), drawn)
+        tokens = draw_private(mechanism, *logits, generator(new_key()), drawn)
         hits += (tokens == TARGET).sum(dim=1).numpy()
         state.add(result)
     return hits

@@ -34,6 +34,7 @@ from dpray.methods.private_prediction.affordable import (
     usual_rows,
 )
 from dpray.methods.private_prediction.algorithm import PrivatePrediction
+from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.prompts import (
     PromptTemplate,
     check_shown,
@@ -41,7 +42,6 @@ from dpray.methods.private_prediction.prompts import (
     template_of,
 )
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
-from dpray.methods.private_prediction.token import PrivateToken
 from dpray.runs.forecast import Work
 from dpray.runs.plan import (
     Choice,

@@ -7,8 +7,9 @@ columns that a schema allows, K those of them that are candidates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,7 +37,7 @@ from dpray.methods.private_prediction.logits import (
 if TYPE_CHECKING:
     import torch
 
-    from dpray.methods.private_prediction.token import PrivateToken
+    from dpray.methods.private_prediction.mechanism import PrivateToken
 else:
     torch = Late("torch")
 
@@ -275,6 +276,30 @@ class Step:
         tensor, device = torch.from_numpy(values), self.groups[0].public.device
         tensor = tensor.pin_memory() if device.type == "cuda" else tensor
         return tensor.to(device, non_blocking=True)
+
+
+def draw_private(
+    mechanism: PrivateToken,
+    logits_SV: torch.Tensor,
+    logits_public_V: torch.Tensor,
+    rng: np.random.Generator,
+    draws: tuple[int, ...],
+) -> torch.Tensor:
+    """Draw by lines 14 and 15 only, as often as the shape `draws` says: for an audit."""
+    group = Group(logits_SV, highest(logits_SV), logits_public_V, Coins())
+    ungated = replace(mechanism, threshold=None, noise=None, sure_probability=None)
+    step = Step(ungated, [group], looks=logits_SV.is_cpu)
+    uniforms = torch.from_numpy(rng.integers(2**62, size=(1, math.prod(draws))))
+    index = sample_softmax(step.private(), uniforms.to(logits_SV.device))
+    return step.token_of(index).view(draws)
+
+
+def draw(mechanism: PrivateToken, groups: Sequence[Group]) -> torch.Tensor:
+    """Draw the tokens of a step's groups, as `Step.draw` does. On a CPU, where looking at a
+    value is no wait, each group is a step by itself, in which nothing is computed in vain."""
+    if groups[0].public.is_cpu:
+        return torch.cat([Step(mechanism, [group], looks=True).draw() for group in groups])
+    return Step(mechanism, groups, looks=False).draw()
 
 
 def _cat(tensors: list[torch.Tensor]) -> torch.Tensor:

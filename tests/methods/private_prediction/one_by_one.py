@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dpray.mechanisms.randomness import generator
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.mechanism import PrivateToken
 
 
 def steps(values: torch.Tensor, grid: float) -> torch.Tensor:

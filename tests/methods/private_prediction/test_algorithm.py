@@ -11,7 +11,7 @@ import pytest
 from dpray.engines.base import Following, LockstepGroup, LockstepResult
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.mechanism import PrivateToken
 
 MECHANISM = PrivateToken(
     batch_size=4,

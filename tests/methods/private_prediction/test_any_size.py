@@ -19,8 +19,8 @@ from scipy import stats
 from dpray.accounting.event import Event
 from dpray.engines.finite_rows import highest
 from dpray.mechanisms.batches import PoissonBatches
+from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.step import Coins, Group, Step
-from dpray.methods.private_prediction.token import PrivateToken
 
 PUBLIC_SIZE, S, TEXTS, TOKENS = 400, 40, 2, 4
 

@@ -13,7 +13,8 @@ from dpray.mechanisms.randomness import new_key
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
 from dpray.methods.private_prediction.logits import CopyFilter
-from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+from dpray.methods.private_prediction.mechanism import PrivateToken
+from dpray.methods.private_prediction.token import PrivateTokenSelector
 from dpray.types import InputError
 
 V = 6

@@ -13,7 +13,7 @@ from dpray.config.config import EngineConfig
 from dpray.engines.base import PlainPrompt
 from dpray.engines.transformers import TransformersEngine
 from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
-from dpray.methods.private_prediction.token import PrivateToken
+from dpray.methods.private_prediction.mechanism import PrivateToken
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

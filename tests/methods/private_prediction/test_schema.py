@@ -31,7 +31,8 @@ from dpray.engines.schema.schema import Schema, read_schema
 from dpray.engines.schema.token_mask import TokenMask
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.audit import five_tokens
-from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+from dpray.methods.private_prediction.mechanism import PrivateToken
+from dpray.methods.private_prediction.token import PrivateTokenSelector
 from dpray.types import InputError
 from tests.engines.schemas import DASH, EOS, FILM, A, B
 

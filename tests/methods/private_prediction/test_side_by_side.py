@@ -24,10 +24,9 @@ from dpray.engines.base import (
 from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.methods.private_prediction.logits import sample_softmax
-from dpray.methods.private_prediction.token import (
-    PrivateToken,
-    PrivateTokenSelector,
-)
+from dpray.methods.private_prediction.mechanism import PrivateToken
+from dpray.methods.private_prediction.step import draw_private
+from dpray.methods.private_prediction.token import PrivateTokenSelector
 
 V, TEXTS, POSITIONS = 3001, 9, 12
 SIZES = [5, 0, 31, 1, 17, 64, 70, 2, 16]
@@ -143,8 +142,8 @@ def test_many_draws_are_those_that_are_made_one_by_one(device: str) -> None:
         batch_size=2, private_tokens=1, clip="dclip", clip_bound=1.0, temperature=0.8,
         public_temperature=1.0, candidates="top_k_plus", k=2,
     )  # fmt: skip
-    drawn = token.draw_private(logits, logits[0], rng, (30, 2))
-    singly = [int(token.draw_private(logits, logits[0], twin, (1,))) for _ in range(60)]
+    drawn = draw_private(token, logits, logits[0], rng, (30, 2))
+    singly = [int(draw_private(token, logits, logits[0], twin, (1,))) for _ in range(60)]
     assert drawn.flatten().tolist() == singly and set(singly) == {0, 2}
     nowhere = torch.full((2,), -math.inf, device=device)
     assert [drawn_at(nowhere, value) for value in (0, 1, 2**61)] == [-1, -1, -1]

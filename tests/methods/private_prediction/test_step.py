@@ -17,8 +17,9 @@ from dpray.engines.base import Selected, select_tokens
 from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.logits import Rows, distribution_distances
+from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.step import Coins, Group, Step
-from dpray.methods.private_prediction.token import PrivateToken, PrivateTokenSelector
+from dpray.methods.private_prediction.token import PrivateTokenSelector
 from tests.methods.private_prediction.one_by_one import OneByOne
 
 DCLIP: dict[str, Any] = {"clip": "dclip", "clip_bound": 2.0, "temperature": 0.8}

@@ -11,11 +11,9 @@ from dpray.engines.base import select_token
 from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.logits import sample_softmax
+from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.step import Coins, Group, Step
-from dpray.methods.private_prediction.token import (
-    PrivateToken,
-    PrivateTokenSelector,
-)
+from dpray.methods.private_prediction.token import PrivateTokenSelector
 
 ROWS = torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 1.0]])
 PUBLIC = torch.tensor([1.0, 1.0, 1.0])
