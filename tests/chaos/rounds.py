@@ -155,8 +155,9 @@ class Rounds:
 
     def most_lost(self, victim: str | None) -> int:
         """Return how much may be repeated: of private prediction two tasks of two batches for each
-        actor, of DP-SGD two blocks of steps, of a shard nothing."""
-        if victim in (None, "Accountant"):
+        actor, of DP-SGD two blocks of steps, of a shard nothing. The memory monitor ends several
+        workers at once, whichever has filled the memory."""
+        if victim is None or (victim == "Accountant" and self.by == "kill"):
             return 0
         if self.method == "private_prediction":
             return 8 if victim == NODE else 4
