@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ import torch
 from dpray.engines.base import Selected, select_tokens
 from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import named_key
+from dpray.methods.private_prediction import token
 from dpray.methods.private_prediction.logits import Rows, distribution_distances
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.step import Coins, Group, Step
@@ -93,10 +95,11 @@ class Stub:
 def together() -> Iterator[None]:
     """Draw as a GPU does: all groups in one call, at whose numbers nobody looks."""
 
-    def draw(self: PrivateToken, groups: list[Group]) -> torch.Tensor:
-        return Step(self, groups, looks=False).draw()
+    def draw(mechanism: PrivateToken, groups: list[Group]) -> torch.Tensor:
+        return Step(mechanism, groups, looks=False).draw()
 
-    with patch.object(PrivateToken, "draw", draw):
+    draw_by = lru_cache(lambda mechanism: partial(draw, mechanism))
+    with patch.object(token, "_draw_by", draw_by):
         yield
 
 
