@@ -47,7 +47,9 @@ def check(
 
 def show_check(found: dict[str, Any], console: Terminal) -> None:
     console.note("dpray check", "bold", found["notice"])
-    skipped = f", {found['skipped']:,} left out as empty" if found["skipped"] else ""
+    skipped = (
+        f", {found['skipped']:,} left out (empty, or of another label)" if found["skipped"] else ""
+    )
     console.print(
         f"{found['rows']:,} rows, {found['records']:,} records{skipped}; data.public_size is "
         f"{found['public_size']:,}{' persons' if found['units'] else ''}, a public number: leave "

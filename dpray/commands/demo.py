@@ -137,7 +137,7 @@ def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, object]:
 def _floor(config: Config) -> Labelled:
     """Make `max_records` texts from the public prompts only."""
     assert isinstance(config.method, PrivatePredictionSettings)
-    shown = dpray.preview(config, records=config.method.max_records or 0)
+    shown = dpray.preview(config, records=config.method.max_records or len(config.data.labels))
     return [(each["text"], each["label"]) for each in shown["texts"] if each["text"]]
 
 

@@ -198,7 +198,7 @@ def is_empty(value: object) -> bool:
 
 def is_code(name: str) -> bool:
     """Return whether a label's name is a number, which says nothing in a prompt."""
-    return name.replace(".", "").lstrip("-").isdigit()
+    return name.replace(".", "").lstrip("-").isdecimal()
 
 
 def label_name(value: object) -> str:
@@ -240,15 +240,20 @@ def plain_value(value: object, column: str, where: Where) -> object:
     has no name, because its parts have no order."""
     if value is None:
         raise InputError(f"{where}: column '{column}' is null")
-    if isinstance(value, Mapping | list | tuple | bytes) or value != value:
+    if not _is_plain(value):
         way_in = _way_in(value, column, where)
         raise InputError(f"{where}: column '{column}' holds no text and no number{way_in}")
     return value
 
 
-def is_known(value: object, by_name: Mapping[str, Label], column: str, where: Where) -> bool:
-    """Return whether a row's label has a name of `by_name`."""
-    return label_name(plain_value(value, column, where)) in by_name
+def _is_plain(value: object) -> bool:
+    return not isinstance(value, Mapping | list | tuple | bytes | None) and value == value
+
+
+def is_known(value: object, by_name: Mapping[str, Label]) -> bool:
+    """Return whether a row's label has a name of `by_name`; null, not-a-number, a list and an
+    object have none."""
+    return _is_plain(value) and label_name(value) in by_name
 
 
 def match_label(value: object, by_name: Mapping[str, Label], column: str, where: Where) -> str:

@@ -111,7 +111,10 @@ def rates_here(config: Config) -> Rates | None:
         return None
     if engine.gpu_memory_gib is not None or may_have_gpu():
         return None
-    size = max(LEAST_PARAMETERS, _parameters(codec_of(engine.model, None).model_config))
+    try:
+        size = max(LEAST_PARAMETERS, _parameters(codec_of(engine.model, None).model_config))
+    except (AttributeError, TypeError, ValueError):  # sizes of another shape than usual
+        return None
     return Rates(CPU_PREFILL / size, CPU_DECODE / size, CPU_TRAIN / size)
 
 

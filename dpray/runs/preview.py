@@ -20,11 +20,11 @@ from dpray.engines.base import Completion, Engine, EngineError
 from dpray.engines.rates import Rates, measure_rates, rates_of
 from dpray.engines.requests import Request, written
 from dpray.io.columns import is_code
-from dpray.io.files import refuse_cloud, write_durably
+from dpray.io.files import check_writable, write_durably
 from dpray.mechanisms.labels import largest_remainder
 from dpray.runs.forecast import Forecast
 from dpray.runs.plan import Plan, PublicCalls
-from dpray.types import InputError, OnProgress, Progress, Resumable
+from dpray.types import InputError, OnProgress, Progress, Resumable, valid_unicode
 
 FLOOR = "floor.jsonl"
 """The file in a run's folder with the texts of a preview, which are public."""
@@ -40,11 +40,13 @@ def preview(
     return them with their lengths, times, a forecast of the run, and advice. With `write`, the
     texts are also written to `FLOOR` in the output folder. Raises InputError that names the key
     for a model that cannot be loaded or asked."""
+    if records < 1:
+        raise InputError("records: a preview has one text at least")
     config = plan.config
     labels = spread_labels(plan.proportions, records)
     calls = plan.public_calls(labels)
     if write:
-        refuse_cloud(Path(config.output.path), "output.path")
+        check_writable(Path(config.output.path) / FLOOR, "output.path")
     on_progress(Progress("loading the model"))
     began = monotonic()
     try:
@@ -57,7 +59,7 @@ def preview(
         raise InputError(str(error)) from None
     texts = [
         {
-            "text": calls.released(written(answer, request)),
+            "text": valid_unicode(calls.released(written(answer, request))),
             "label": config.data.released_label(label),
             "tokens": answer.completion_tokens,
             "cut": answer.finish_reason == "length",
@@ -163,11 +165,11 @@ def advice(plan: Plan, calls: PublicCalls, texts: Sequence[Mapping[str, Any]]) -
         )
     cut = sum(bool(each["cut"]) for each in texts)
     if 4 * cut >= len(texts):
-        key = "method.max_length" if "max_length" in type(settings).model_fields else "max_tokens"
+        key = "max_length" if hasattr(settings, "max_length") else "max_tokens"
+        room = 2 * getattr(settings, key)
         found.append(
-            f"method.{key.removeprefix('method.')}: {cut} of {len(texts)} texts were cut at "
-            f"{sampling.max_tokens} tokens; {2 * sampling.max_tokens} leaves room, or "
-            "`dpray check` proposes a number from the lengths of the records"
+            f"method.{key}: {cut} of {len(texts)} texts were cut at {sampling.max_tokens} tokens; "
+            f"{room} leaves room, or `dpray check` proposes a number from the records' lengths"
         )
     if sampling.temperature > HOT and sampling.top_p == 1 and not sampling.top_k:
         found.append(

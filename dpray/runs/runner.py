@@ -125,6 +125,7 @@ class Run:
                 on_refusal.callback(engine.close)  # later its session does
             ledger = self._open_ledger()
             on_refusal.callback(ledger.close)
+            _ = self._time_to_expect  # what fails here costs nothing yet
             self._reserve(ledger)
             on_refusal.pop_all()
         try:

@@ -168,7 +168,7 @@ def to_row(
         raise InputError(f"{where}: the text is empty (data.empty: skip leaves such rows out)")
     if data.label is not None:
         value = column_of(row, data.label, where)
-        if data.other_labels == "skip" and not is_known(value, data.label_names, data.label, where):
+        if data.other_labels == "skip" and not is_known(value, data.label_names):
             return None
         label = match_label(value, data.label_names, data.label, where)
     found: Row = {

@@ -1,6 +1,7 @@
 """Shared words against the same by brute force; copies against held-out records."""
 
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from dpray.evaluation.copies import (
     in_words,
     nearest_cosine,
     shared_words,
+    strings_of,
 )
 
 
@@ -146,3 +148,10 @@ def test_the_base_rate_is_that_of_held_out_records() -> None:
     assert copied["kinds"]["runs"]["ratio"] > 2
     said = in_words(copied)
     assert "runs" in said and "word" not in said  # no string is in what is printed
+
+
+def test_signs_within_a_word_take_no_time() -> None:
+    began = time.monotonic()
+    found = {string for _, string in strings_of(f"a{'.' * 300_000}b (witnessed) @home/")}
+    assert time.monotonic() - began < 60, "more than an hour by a regular expression"
+    assert "witnessed" in found

@@ -242,3 +242,15 @@ def test_the_rates_of_private_prediction_are_measured_before_its_data_is_opened(
     assert before
     assert all(rates == after for rates in before)
     assert rates_of_run(str(tmp_path / "out"), config, Work(1, 1)) == Rates(**after)
+
+
+def test_a_model_of_unusual_sizes_has_no_usual_rates(
+    settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 3n has a list of inner sizes. A run of it is not to end for want of a forecast."""
+    for sizes in ({"intermediate_size": [1, 2]}, {"num_attention_heads": None}, {}):
+        usual = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+        model = SimpleNamespace(**usual | {"vocab_size": 9} | sizes if sizes else {})
+        codec = SimpleNamespace(model_config=model)
+        monkeypatch.setattr("dpray.runs.forecast.codec_of", lambda *_, codec=codec: codec)
+        assert rates_here(parse_config(settings())) is None

@@ -139,6 +139,26 @@ def test_what_cannot_be_previewed_says_so(
     assert "engine.model" in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    tmp_path: Path,
+) -> None:
+    config = config_of(tmp_path, "aug_pe")
+    (tmp_path / "out").write_text("a file, not a folder")
+    with pytest.raises(dpray.InputError, match=r"output\.path"):
+        preview(make_plan(config), 1, None, no_progress, True)  # type: ignore[arg-type]
+    with pytest.raises(dpray.InputError, match="one text at least"):
+        dpray.preview(config, records=0)
+
+
+def test_a_text_that_is_not_unicode_is_written(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "dp_sgd")
+    writer = Writer([("lone \ud800 surrogate", 120)])
+    found = preview(make_plan(config), 1, lambda *_, **__: writer, no_progress, True)
+    assert "lone ? surrogate" in (tmp_path / "out" / "floor.jsonl").read_text()
+    assert any("method.max_length: 1 of 1 texts were cut at 16" in a for a in found["advice"])
+    assert any("; 64 leaves room" in line for line in found["advice"])
+
+
 def test_labels_by_their_shares() -> None:
     assert spread_labels({"a": 0.6, "b": 0.4}, 5) == ["a", "b", "a", "b", "a"]
     assert spread_labels({"": 1.0}, 2) == ["", ""]

@@ -339,18 +339,24 @@ def test_of_an_object_only_the_named_fields_are_read(tmp_path: Path) -> None:
 
 
 def test_a_row_of_another_label_is_no_record_and_moves_no_other(tmp_path: Path) -> None:
-    """Whether a row is one depends on the row only, as for an empty text."""
-    rows = [{"text": f"text {n}", "label": "abc"[n % 3]} for n in range(30)]
+    """Whether a row is one depends on the row only, as for an empty text. What is no label is
+    another one."""
+    others: list[object] = ["c", None, ["a"], {"a": 1}, float("nan"), 3]
+    rows: list[dict[str, object]] = [
+        {"text": f"text {n}", "label": ["a", "b", others[n % 6]][n % 3]} for n in range(36)
+    ]
     keys = {"label": "label", "labels": ("a", "b"), "public_size": 20, "other_labels": "skip"}
 
-    def texts(some: list[dict[str, str]]) -> list[object]:
+    def texts(some: list[dict[str, object]]) -> list[object]:
         path = tmp_path / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in some))
         found = DataConfig(path=str(path), text="text", **keys)
         return [row["text"] for row in record_rows(data_pieces(found)[0], found)]
 
-    known = [row["text"] for row in rows if row["label"] != "c"]
-    assert texts(rows) == known == texts([row for row in rows if row["label"] != "c"])
+    known = [row for row in rows if row["label"] in ("a", "b")]
+    assert texts(rows) == [row["text"] for row in known] == texts(known) and len(known) == 24
     keys["other_labels"] = "refuse"
+    with pytest.raises(InputError, match=r"row 3: column 'label'"):
+        texts([*rows[:2], {"text": "t", "label": None}])
     with pytest.raises(InputError, match=r"the label is not one of data\.labels"):
-        texts(rows)
+        texts([*rows[:2], {"text": "t", "label": "c"}])
