@@ -429,7 +429,7 @@ REFUSED: dict[str, Refused] = {
     "a used key that a JSON object has twice": one(
         "a.jsonl", '{"text": "x", "label": "a", "text": "Marlowe"}'
     ),
-    "a used value that no plain value stands for": one(
+    "a used value that JSON has no equivalent for": one(
         "a.parquet",
         parquet(pa.table({"text": ["Marlowe", "x"], "label": LATE})),
         labels=["1970-01-02", "a"],

@@ -58,6 +58,8 @@ def scheduler(engine: Any) -> Any:
 @pytest.mark.parametrize("lost", [[], [1]])
 def test_rows_get_their_groups_token_wherever_they_are_in_the_batch(lost: list[int]) -> None:
     """vLLM moves rows into the places of others that have ended."""
+    from dpray.engines.vllm.first_runner import FirstRunnerProcessor
+
     config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=False))
     sizes, V = {"a": 4, "b": 1, "c": 3}, 97
     rows = [(name, row) for name, size in sizes.items() for row in range(size)]
@@ -65,7 +67,7 @@ def test_rows_get_their_groups_token_wherever_they_are_in_the_batch(lost: list[i
     token = PrivateToken(3, 9, "dclip", 2.0, 1.0, 1.0)
 
     def tokens(order: list[int]) -> dict[tuple[str, int], int]:
-        made = LockstepProcessor(config, torch.device("cpu"), False)
+        made = FirstRunnerProcessor(config, torch.device("cpu"), False)
         made.unfinished_prefill = np.zeros(len(rows), dtype=bool)
         for index, place in enumerate(order):
             name, row = rows[place]
@@ -73,11 +75,12 @@ def test_rows_get_their_groups_token_wherever_they_are_in_the_batch(lost: list[i
             if row == sizes[name] - 1:
                 spec = token.selector(named_key("5a" * 32, name))
                 ticket |= {"factory": spec.factory, "arguments": spec.arguments}
-            params = SimpleNamespace(extra_args={"dpray": ticket})
-            found = made._join(params, [1], [])
+                ticket |= {"prompt": [1], "stop": False}
+            params = SimpleNamespace(extra_args={"dpray": ticket}, stop_token_ids=[], max_tokens=9)
+            found = made._join(params, [])
             assert found is not None
-            made._slots[index] = found
-        made._locate()
+            made._members[index] = found
+        made._locate(made._members)
         forced = made.apply(logits[order].clone()).argmax(-1).tolist()
         return {rows[place]: token for place, token in zip(order, forced, strict=True)}
 

@@ -89,7 +89,7 @@ def test_the_vocabulary_is_the_paper_s_b1() -> None:
 def test_terms_of_noise_are_no_part_of_the_vocabulary() -> None:
     """Half of the words are in no record. A sequence is left if nothing stands above the noise."""
     counts = np.array([1000 if place < 6 else 0 for place in range(len(WORDS))])
-    plan = changed(EXACT, vocabulary_size=99, sequence_length=3)
+    plan = changed(EXACT, vocabulary_size=99, sequence_length=3, epsilon_vocabulary=1e6)
     assert len(plan.noisy_vocabulary(counts, rng())) == len(WORDS), "as in the paper"
     real = changed(plan, vocabulary_fdr=0.01).noisy_vocabulary(counts, rng())
     assert sorted(real) == list(range(6))
