@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dpray.cli import run_command
 from dpray.config.config import Config
 from dpray.engines.base import Completion, Sampling
 from dpray.methods.registry import make_plan
+from dpray.runs.forecast import rates_here
 from dpray.runs.preview import preview, spread_labels
 from dpray.types import Progress, Prompt, no_progress
 
@@ -162,3 +164,16 @@ def test_a_text_that_is_not_unicode_is_written(tmp_path: Path) -> None:
 def test_labels_by_their_shares() -> None:
     assert spread_labels({"a": 0.6, "b": 0.4}, 5) == ["a", "b", "a", "b", "a"]
     assert spread_labels({"": 1.0}, 2) == ["", ""]
+
+
+def test_a_speed_that_cannot_be_measured_is_the_usual_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a longer measurement may take less time than a short one."""
+    config = config_of(tmp_path, "private_prediction")
+    monkeypatch.setattr("dpray.runs.preview.measure_rates", lambda *_: None)
+    found = preview(
+        make_plan(config), 1, lambda *_, **__: Writer([("One.", 3)]), no_progress, False
+    )
+    usual = rates_here(config)
+    assert usual is not None and found["forecast"]["rates"] == asdict(usual)
