@@ -1,4 +1,4 @@
-"""How likely real texts are to SmolLM2 after the public prompt of private prediction.
+"""The likelihood of real texts to SmolLM2 after the public prompt of private prediction.
 
 `python experiments/prompt_likelihood.py DATA...` prints nats a token of 24 test texts of each set:
 without a word about the texts, with the words of first_release.py, and with three examples, which

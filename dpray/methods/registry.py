@@ -115,7 +115,7 @@ def _with_pinned_models(config: Config, finished: dict[str, Any] | None) -> Conf
 
 
 def _kept_config(config: Config) -> dict[str, Any]:
-    """Return the configuration that the run in the folder has kept, {} if there is none."""
+    """Return the configuration that the run in the folder has kept, {} without a run."""
     from dpray.runs.folder import CONFIG
 
     kept = Path(config.output.path) / "private" / CONFIG

@@ -1,4 +1,4 @@
-"""What is different in vLLM's second model runner: one step is under way when a text ends.
+"""Tests of vLLM's second model runner alone, where one step is under way when a text ends.
 
 `test_second_runner.py` runs these tests in a process of their own, with `interpreted` as a plugin.
 """

@@ -24,7 +24,7 @@ MOST = 44 * 2**20
 PRESET = 6
 INDEX = "parts.json"
 LIBRARIES = ("_C_stable_libtorch", "_vllm_fa3_C", "cumem_allocator", "spinloop", "fs_io")
-"""Of vLLM's own compiled files, those whose names begin like this."""
+"""vLLM's own compiled files are kept if their names begin like this."""
 SOURCES = {".cu", ".cuh", ".h", ".hpp", ".inl", ".jinja"}
 
 

@@ -253,7 +253,7 @@ class Step:
         return 4 * token_G1 + (2 * self.is_sure + self.is_near)
 
     def token_of(self, index: torch.Tensor) -> torch.Tensor:
-        """Return the tokens of the drawn columns; -1 where there is none to draw."""
+        """Return the tokens of the drawn columns; -1 if a group had no token to draw."""
         is_free = self.is_sure is True or self.is_near is True
         for columns in (None if is_free else self.candidates[0], self.allowed[0]):
             if columns is not None:

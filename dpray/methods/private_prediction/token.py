@@ -25,16 +25,13 @@ from dpray.engines.schema.forms import open_mask
 from dpray.engines.schema.token_mask import TokenMask
 from dpray.extras import Late
 from dpray.mechanisms.randomness import generator
-from dpray.methods.private_prediction.logits import (
-    CopyFilter,
-)
+from dpray.methods.private_prediction.logits import CopyFilter
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.step import Coins, Group, Step, Sums, draw
 
 # Imported late: a plan holds a `PrivateToken` and needs no torch.
 if TYPE_CHECKING:
     import torch
-
 else:
     torch = Late("torch")
 

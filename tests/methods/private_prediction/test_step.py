@@ -229,7 +229,7 @@ def test_a_row_in_the_next_groups_sum_is_seen() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_does_not_wait_for_the_device(kind: str) -> None:
-    """torch's "meta" device has no numbers: whoever asks for one gets an error."""
+    """torch's "meta" device has no numbers: asking for one is an error."""
     m = mechanism(kind)
 
     def step(looks: bool, groups: int) -> torch.Tensor:
