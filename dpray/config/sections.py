@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from dpray.io.files import names_cloud
+from dpray.io.languages import DEFAULT_EMBEDDER
 from dpray.io.table_schema import read_schema_file
 from dpray.types import DATASET_NAME, DATASET_RULE
 
@@ -82,6 +83,11 @@ class MethodSettings(Section):
     def shard_bytes(self) -> int:
         """Return the bytes of public data that a shard of the records holds."""
         return 0
+
+    @property
+    def uses_embedder(self) -> bool:
+        """Return whether the method embeds texts or terms."""
+        return False
 
     @property
     def each(self) -> Sequence[MethodSettings]:
@@ -247,7 +253,7 @@ ABOUT_KEYS = frozenset({"data.about", "data.label_about", "data.language"})
 
 
 class EmbedderConfig(Section):
-    model: str = "sentence-transformers/all-MiniLM-L6-v2"
+    model: str = DEFAULT_EMBEDDER
 
 
 class RuntimeConfig(Section):
