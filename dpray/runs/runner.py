@@ -60,6 +60,7 @@ CONNECTION_KEYS = frozenset({
     "engine.base_url", "engine.max_in_flight", "engine.attempts", "engine.timeout",
     "engine.max_num_seqs", "engine.max_num_batched_tokens", "engine.gpu_memory_utilization",
     "engine.gpu_memory_gib", "engine.kv_cache_gib",
+    "embedder.base_url", "embedder.max_in_flight", "embedder.attempts", "embedder.timeout",
 })  # fmt: skip
 """The keys by which the model is reached and fed: they shape no text."""
 
@@ -442,7 +443,8 @@ class Run:
         """Return the part of the configuration that shapes the output."""
         config = self.plan.config
         values = config.model_dump(mode="json", exclude={"runtime": True, "output": True})
-        values["engine"].pop("api_key", None)
+        for section in ("engine", "embedder"):
+            values[section].pop("api_key", None)
         if self.plan.config.not_private:
             values["privacy"]["epsilon"] = None  # JSON has no infinity
         # A ledger may move; and its URL may hold a password, which has no place in a file.
@@ -498,8 +500,8 @@ def _digests(value: object, key: str = "") -> dict[str, list[str]]:
 
 
 def changed_keys(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
-    """Return the keys of `engine` and `method`, for a chain those of its second method, that have
-    other values in two configurations, and the names of other sections that differ."""
+    """Return the keys of `engine`, `embedder` and `method`, for a chain those of its second method,
+    that have other values in two configurations, and the names of other sections that differ."""
     old, new = _flat(before), _flat(now)
     return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
 
@@ -515,4 +517,8 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
 def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the sections whose keys may change one by one."""
     method = config["method"]
-    return {"engine": config["engine"], "method": method.get("methods", [method])[-1]}
+    return {
+        "engine": config["engine"],
+        "embedder": config["embedder"],
+        "method": method.get("methods", [method])[-1],
+    }

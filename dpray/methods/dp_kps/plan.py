@@ -20,6 +20,7 @@ from dpray.accounting.event import Event
 from dpray.config.config import Config
 from dpray.engines.base import Engine, EngineError, Sampling
 from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.engines.embedding_endpoint import EmbeddingEndpoint
 from dpray.engines.requests import Request, try_request
 from dpray.engines.schema.forms import schema_for
 from dpray.engines.schema.schema import Schema
@@ -62,8 +63,11 @@ class DpKpsPlan(Plan):
         return self.method.dp_event
 
     def check_embedder(self) -> None:
-        if self.settings.estimator == "rff":
-            load_embedder(self.config)
+        if self.settings.estimator != "rff":
+            return
+        embedder = load_embedder(self.config)
+        if isinstance(embedder, EmbeddingEndpoint):
+            embedder.check()
 
     def audit_targets(self) -> Iterator[Target]:
         from dpray.methods.dp_kps.audit import targets
@@ -153,8 +157,10 @@ class DpKpsPlan(Plan):
         }
 
 
-def load_embedder(config: Config) -> SentenceTransformerEmbedder:
+def load_embedder(config: Config) -> SentenceTransformerEmbedder | EmbeddingEndpoint:
     """Load the embedder of the public terms, which reads no private text. Raises InputError."""
+    if config.embedder.kind == "openai":
+        return EmbeddingEndpoint(config.embedder)
     try:
         return SentenceTransformerEmbedder(config.embedder.model)
     except EngineError as error:
