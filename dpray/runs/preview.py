@@ -135,8 +135,7 @@ def forecast_of(
         rates = (
             Rates(read / seconds, written / seconds, together=True) if read and written else None
         )
-    gpus = config.runtime.gpus_per_actor or 0
-    return None if rates is None else Forecast.of(work, rates, config, gpus, None)
+    return None if rates is None else Forecast.of(work, rates, config)
 
 
 def run_lines(plan: Plan, forecast: Forecast | None) -> dict[str, str]:

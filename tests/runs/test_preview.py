@@ -13,6 +13,7 @@ import pytest
 
 import dpray
 from dpray.cli import run_command
+from dpray.commands.plan import Speed
 from dpray.config.config import Config
 from dpray.engines.base import Completion, Sampling
 from dpray.methods.registry import make_plan
@@ -177,3 +178,18 @@ def test_a_speed_that_cannot_be_measured_is_the_usual_one(
     )
     usual = rates_here(config)
     assert usual is not None and found["forecast"]["rates"] == asdict(usual)
+
+
+@pytest.mark.parametrize("gpus", [None, 0, 0.5])
+def test_a_preview_and_a_plan_count_the_same_gpus(tmp_path: Path, gpus: float | None) -> None:
+    """Of a machine whose GPU the configuration describes."""
+    config_of(tmp_path, "dp_kps")
+    engine = "engine.gpu_memory_gib=80"
+    runtime = f"runtime.gpus_per_actor={json.dumps(gpus)}"
+    made = make_plan(dpray.load(tmp_path / "c.yaml", engine, runtime))
+    found = preview(made, 1, lambda *_, **__: Writer([("One.", 3)]), no_progress, False)["forecast"]
+    planned = Speed(tokens_per_second="100,20").forecast(made.config, made.work)
+    each = 1 if gpus is None else gpus
+    assert planned is not None
+    assert planned.gpu_hours == (each * planned.engine_hours if each else None)
+    assert found["gpu_hours"] == (each * found["engine_hours"] if each else None)
