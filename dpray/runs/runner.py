@@ -148,7 +148,7 @@ class Run:
         if rates is None or (work := self.plan.work) == Work() or (work.train and not rates.train):
             return ""
         time = Forecast.of(work, rates, config).duration
-        return f"the model takes up to about {time} in all"
+        return f"the loaded model takes up to about {time} in all"
 
     def _choose_gpus(self) -> None:
         """Make `runtime.gpus_per_actor` a number for the rest of the run."""

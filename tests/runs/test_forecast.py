@@ -241,7 +241,7 @@ def test_the_rates_of_private_prediction_are_measured_before_its_data_is_opened(
     registry.run(config, look)
     after = read_json(tmp_path / "out" / "run.json")["rates"]
     time = Forecast.of(dpray.plan(config).work, Rates(**after), config).duration
-    assert shown == {f"the model takes up to about {time} in all"}
+    assert shown == {f"the loaded model takes up to about {time} in all"}
     assert before
     assert all(rates == after for rates in before)
     assert rates_of_run(str(tmp_path / "out"), config, Work(1, 1)) == Rates(**after)
