@@ -148,8 +148,8 @@ class Run:
         rates = rates_here(config) if measured is None else Rates(**measured)
         if rates is None or (work := self.plan.work) == Work() or (work.train and not rates.train):
             return ""
-        time = Forecast.of(work, rates, config, 0.0, None).duration
-        return f"the model takes up to about {time} in all"
+        time = Forecast.of(work, rates, config).duration
+        return f"the loaded model takes up to about {time} in all"
 
     def _choose_gpus(self) -> None:
         """Make `runtime.gpus_per_actor` a number for the rest of the run."""
