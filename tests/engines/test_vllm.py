@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -16,7 +17,11 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import DeviceLost, EngineError
 from dpray.engines.row_variation import PREFILLS, row_variation
 from dpray.engines.vllm.engine import LockstepRun, VllmEngine
-from dpray.engines.vllm.model import take_invariant_kernels
+from dpray.engines.vllm.model import (
+    INVARIANT_ATTENTION,
+    invariant_attention,
+    take_invariant_kernels,
+)
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from tests.engines.tensor_parallel import SIZES, tokens_of_two_ranks
@@ -369,6 +374,23 @@ def test_invariant_kernels_are_taken_only_where_a_bit_decides_or_rounding_would_
     # This machine's vLLM has no FlashAttention.
     assert loads.options.get("attention_config") == ({"backend": "TRITON_ATTN"} if taken else None)
     assert engine.attention == [loads.attention] and engine.shares_public_pass
+
+
+@pytest.mark.parametrize(("version", "taken"), [(2, "FLASH_ATTN 2"), (3, "TRITON_ATTN")])
+def test_flashattention_2_is_asked_for_where_a_build_has_it(
+    monkeypatch: pytest.MonkeyPatch, vllm_installed: None, version: int, taken: str
+) -> None:
+    """By keys that this vLLM knows: it would start with attention of its own choice otherwise."""
+    from vllm.config import AttentionConfig
+
+    build = SimpleNamespace(is_fa_version_supported=lambda asked: asked == version)
+    package = "vllm.vllm_flash_attn"  # a build for CPUs refuses to import it
+    monkeypatch.setitem(sys.modules, package, SimpleNamespace(flash_attn_interface=build))
+    monkeypatch.setitem(sys.modules, f"{package}.flash_attn_interface", build)
+    asked: dict[str, Any] = invariant_attention()
+    config = AttentionConfig(**asked)
+    name = f"FLASH_ATTN {config.flash_attn_version}" if config.backend is None else asked["backend"]
+    assert name == taken and taken in INVARIANT_ATTENTION
 
 
 @pytest.mark.usefixtures("on_hopper")
