@@ -192,7 +192,7 @@ def _plan_one(loaded: Config, speed: Speed, as_json: bool) -> None:
     table.add_row("guarantee", _guarantee(summary))
     table.add_row("a person", person_in_words(Guarantee.model_validate(summary)))
     table.add_row("method", summary["method"]["name"])
-    for name, value in made.lines().items():
+    for name, value in (_presets(summary) | made.lines()).items():
         table.add_row(name, value)
     if work != Work():
         table.add_row("tokens", work.describe(loaded))
@@ -210,6 +210,15 @@ def _plan_one(loaded: Config, speed: Speed, as_json: bool) -> None:
         console.print(f"{count} x {words}: eps {epsilon:.4f} on {whose} own")
     for warning in summary["warnings"]:
         console.note("warning", "yellow", warning)
+
+
+def _presets(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return the line of each method's preset, with the keys that it sets, if there is any."""
+    words = [
+        f"{of['preset']} of {name}: {json.dumps(of['keys'])[1:-1]}".replace('"', "")
+        for name, of in summary.get("presets", {}).items()
+    ]
+    return {"preset": "\n".join(words)} if words else {}
 
 
 def _mechanism_in_words(event: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
@@ -22,7 +22,7 @@ from pydantic import (
 
 from dpray.io.files import names_cloud
 from dpray.io.table_schema import read_schema_file
-from dpray.types import DATASET_NAME, DATASET_RULE
+from dpray.types import DATASET_NAME, DATASET_RULE, did_you_mean
 
 LARGEST_EPSILON, SMALLEST_EPSILON = 1e6, 1e-3
 """The bounds square an epsilon, and find the noise of a small one by a grid as fine as it is
@@ -92,6 +92,16 @@ class MethodSettings(Section):
 class TextSettings(MethodSettings):
     """The keys of all methods that write texts."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    """Named values of the method's keys. `paper` is the paper's own setting (docs/papers.md)."""
+
+    # Left out of what a run keeps and releases: the keys that it sets are there.
+    preset: str | None = Field(
+        None,
+        exclude=True,
+        description="a named set of keys: paper, the paper's own, or another one of "
+        "docs/papers.md; a key that is given, too, keeps its value; null: none",
+    )
     schema: dict[str, object] | None = Field(  # type: ignore[assignment]
         None,
         description="the form of all texts, which is public: a JSON Schema, {regex: ...}, "
@@ -99,12 +109,43 @@ class TextSettings(MethodSettings):
         "that of conversations",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_sets_keys(cls, values: object) -> object:
+        """Put the preset's keys below those that are given."""
+        name = values.get("preset") if isinstance(values, dict) else None
+        if not isinstance(values, dict) or not isinstance(name, str):
+            return values
+        if name not in cls.presets:
+            known = ", ".join(cls.presets)
+            raise ValueError(
+                f"preset: there is none of this name{did_you_mean(name, cls.presets)}; "
+                f"one of {known}, or null"
+            )
+        return _over(cls.presets[name], values)
+
+    @property
+    def preset_keys(self) -> dict[str, object]:
+        """Return the keys whose values are the preset's, {} without a preset."""
+        own, values = self.presets.get(self.preset or "", {}), self.model_dump()
+        return {key: value for key, value in own.items() if values[key] == value}
+
     @field_validator("schema", mode="before")
     @classmethod
     def _schema_is_read(cls, schema: object) -> object:
         """Put the content of a file in place of its name: run.json has it, and no worker needs the
         file."""
         return read_schema_file(schema) if isinstance(schema, str) else schema
+
+
+def _over(below: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
+    """Return `values` over those of `below`; of two mappings with one key, the keys of both."""
+    both = {
+        key: _over(own, value)
+        for key, value in values.items()
+        if isinstance(own := below.get(key), Mapping) and isinstance(value, Mapping)
+    }
+    return {**below, **values, **both}
 
 
 def _kinds(annotation: object) -> set[object]:

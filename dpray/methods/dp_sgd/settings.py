@@ -7,6 +7,7 @@ texts. `runtime.actors` is the number of ranks on Ray.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -26,6 +27,14 @@ from dpray.methods.dp_sgd.training.settings import TrainingSettings
 Value = Annotated[str, BeforeValidator(value_name)]
 
 
+PAPER: Mapping[str, object] = {
+    "tuning": "full", "epochs": 50.0, "batch_size": 4096, "clip_norm": 1.0, "optimizer": "adamw",
+    "learning_rate": 1e-4, "max_length": 128, "records": 100_000, "temperature": 1.0, "top_k": 50,
+    "top_p": 0.9,
+}  # fmt: skip
+"""Section 4.1, and appendix A for GPT-2."""
+
+
 class DpSgdSettings(TrainingSettings, TextSettings):
     name: Literal["dp_sgd"]
     engines: ClassVar[frozenset[str]] = frozenset({"vllm", "transformers"})
@@ -36,6 +45,11 @@ class DpSgdSettings(TrainingSettings, TextSettings):
         "method.top_p", "method.schema",
     }  # fmt: skip
     calls_after: ClassVar[str | None] = "model"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "paper": PAPER,
+        "paper_medium": {**PAPER, "epochs": 25.0},
+        "paper_large": {**PAPER, "epochs": 20.0},
+    }
     epochs: Positive = Field(50.0, description="expected passes over the data: steps = epochs / q")
     batch_size: Count = Field(
         4096, description="B, the expected number of units of a batch: q = B / data.public_size"
