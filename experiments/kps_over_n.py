@@ -28,7 +28,7 @@ from dpray.evaluation.downstream import Embedded
 from dpray.io.files import write_durably
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences
-from dpray.methods.dp_kps.plan import read_vocabulary
+from dpray.methods.dp_kps.plan import read_vocabulary, stop_words
 from dpray.methods.dp_kps.settings import DpKpsSettings
 
 VOCABULARY = DATA / "vocab" / "public_unigrams.tsv"
@@ -77,7 +77,7 @@ PICTURE = HERE.parent / "docs" / "results_kps_over_n.svg"
 
 def method_of(way: Way, labels: Sequence[str]) -> tuple[DpKps, list[str]]:
     settings = DpKpsSettings(name="dp_kps", vocabulary=str(VOCABULARY), **way.keys)
-    terms_V = read_vocabulary(VOCABULARY, settings.stop_words)
+    terms_V = [*read_vocabulary(VOCABULARY, stop_words(settings.stop_words, None))]
     method = DpKps(settings, tuple(labels), len(terms_V), 0, EPSILON_VOCABULARY, EPSILON_KDE)
     return method, terms_V
 

@@ -26,6 +26,7 @@ from pydantic import (
 from dpray.config.sections import Count, CountOrZero, Section
 from dpray.io.columns import check_labels, label_name, text_of
 from dpray.io.formats import FileFormat, Where, known_encoding, one_sign
+from dpray.io.languages import language_name
 from dpray.io.table import cells_of, object_text, turns_of, turns_text
 from dpray.io.template_file import About
 
@@ -280,7 +281,7 @@ class DataConfig(Section):
     @property
     def about_texts(self) -> About:
         """Return what prompts may say about the texts and the labels."""
-        return About(self.about or "", self.language or "", self.label_about)
+        return About(self.about or "", language_name(self.language or ""), self.label_about)
 
     @property
     def format(self) -> FileFormat:

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from dpray.io.files import names_cloud
+from dpray.io.languages import DEFAULT_EMBEDDER
 from dpray.io.table_schema import read_schema_file
 from dpray.types import DATASET_NAME, DATASET_RULE, did_you_mean
 
@@ -82,6 +83,11 @@ class MethodSettings(Section):
     def shard_bytes(self) -> int:
         """Return the bytes of public data that a shard of the records holds."""
         return 0
+
+    @property
+    def uses_embedder(self) -> bool:
+        """Return whether the method embeds texts or terms."""
+        return False
 
     @property
     def each(self) -> Sequence[MethodSettings]:
@@ -303,9 +309,7 @@ class EmbedderConfig(Endpoint):
         description="openai: an endpoint embeds PUBLIC texts (populations, terms, topics); private "
         "texts never go there, so that votes and topics need the same model's files as well",
     )
-    model: str = Field(
-        "sentence-transformers/all-MiniLM-L6-v2", description="a folder, or a name on its hub"
-    )
+    model: str = Field(DEFAULT_EMBEDDER, description="a folder, or a name on its hub")
     max_in_flight: Count = Field(8, description="concurrent requests to that endpoint, of 64 texts")
     served_name: str | None = Field(
         None, description="the model's name at that endpoint; null: that of embedder.model"

@@ -82,6 +82,11 @@ class ChainPlan(Plan):
         limits = [replace(limit, key=in_chain(limit.key, 1)) for limit in found.token_limits]
         return replace(found, token_limits=limits, checked_first=bool(found.column_values))
 
+    def language_advice(self) -> list[str]:
+        of_links = enumerate((self.first.language_advice(), self.second.language_advice()))
+        each = [in_chain(line, place) for place, lines in of_links for line in lines]
+        return [*dict.fromkeys(each)]
+
     def check_embedder(self) -> None:
         self.first.check_embedder()
         self.second.check_embedder()

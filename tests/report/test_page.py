@@ -25,7 +25,7 @@ class Visible(HTMLParser):
     def __init__(self, html):
         super().__init__()
         self.texts, self.tags, self.attributes, self.hidden = [], [], [], 0
-        self.feed(html)
+        self.feed(re.sub("</?bdi>", "", html))
         self.text = re.sub(r"\s+", " ", " ".join(self.texts))
 
     def handle_starttag(self, tag, attrs):

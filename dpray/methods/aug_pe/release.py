@@ -15,6 +15,7 @@ import numpy as np
 from dpray.config.config import Config
 from dpray.engines.requests import Ask
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
+from dpray.mechanisms.term_matcher import count_words
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
 from dpray.runs.privacy_report import Iteration, MethodPart
@@ -151,7 +152,7 @@ def iteration_history(checkpoint: Checkpoint, kept: Population) -> Iteration:
     votes_N = np.concatenate([np.array(v, dtype=np.float64) for v in checkpoint.votes.values()])
     shares_N = np.sort(np.maximum(votes_N, 0.0))[::-1]
     total = shares_N.sum()
-    words = [len(text.split()) for texts in kept.values() for text in texts]
+    words = [count_words(text) for texts in kept.values() for text in texts]
     tenth = max(1, round(len(shares_N) / 10))
     return Iteration(
         iteration=checkpoint.iteration,
