@@ -3,7 +3,7 @@ A group is a batch of private prediction.
 
 Ray may repeat the reading, which draws nothing at random. It repeats nothing of what the workers
 do. On Ray a pool's actors take slices of the gathered blocks; what is lost with an actor goes to
-another one, as `RepeatPrivate` says.
+another one, as `pool.ends_run` says.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.engine_pool import engine_actors
 from dpray.workers.failures import own_errors
 from dpray.workers.placement import run_placement
-from dpray.workers.pool import ActorPool, OnLoss, RepeatPrivate, Work
+from dpray.workers.pool import ActorPool, OnLoss, Work
 from dpray.workers.pool_actor import Emit, Pieces
 from dpray.workers.rows import (
     Row,
@@ -235,9 +235,8 @@ def group_pool(
     runtime = config.runtime
     # Sent once, however many actors there are: it may hold a whole plan.
     shared = ray.put(partial(SliceWorker, make_worker, task_size))
-    policy = RepeatPrivate(runtime.max_attempts)
     actors, size = engine_actors(config, load, shared, task_size)
-    return ActorPool(actors, policy, size, runtime.wait, on_loss=on_loss)
+    return ActorPool(actors, runtime.max_attempts, size, runtime.wait, on_loss=on_loss)
 
 
 def cut_blocks(blocks: list[object], count: int) -> Iterator[Work]:

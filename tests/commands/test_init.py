@@ -291,7 +291,7 @@ def test_every_method_can_be_planned(
         assert Forecast.of(plan.work, rates, config).hours <= (
             1 / 6 if method != "dp_sgd" else 1 / 5
         )
-        assert "the loaded model takes up to about" in (folder / "notes.yaml").read_text()
+        assert "the model takes up to about" in (folder / "notes.yaml").read_text()
 
 
 def test_the_usual_delta_is_far_below_one_in_the_records() -> None:
