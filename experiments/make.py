@@ -83,6 +83,7 @@ RESULTS: Sections = {
     "Algorithm 1 as printed": algorithm_1.section,
     "With public texts of the kind": four_methods_picture.section,
     "A smaller model": None,
+    "First releases": None,
 }
 
 TABLES: Sections = {

@@ -291,8 +291,8 @@ def cut_share(rows: Iterable[Mapping[str, object]]) -> float | None:
 
 
 def cut_advice(share: float | None) -> str | None:
-    """Return the key to turn if this share of the texts, which is None if it is not known, reached
-    the most tokens of a text; None if that is a small one."""
+    """Return the key to turn if this share of the texts reached the most tokens of a text; None for
+    a small or an unknown share."""
     if share is None or share < MANY_CUT:
         return None
     return (
