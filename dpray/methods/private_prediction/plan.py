@@ -318,11 +318,6 @@ class PrivatePredictionPlan(Plan):
     def _decoded_labels(self) -> list[str]:
         return [label for label, batches in self.batches.batches_per_label.items() if batches]
 
-    @property
-    def fewest_records(self) -> int:
-        rarest = min(share for share in self.proportions.values() if share > 0)
-        return math.ceil(self.settings.expected_batch_size / rarest)
-
     def method_summary(self) -> dict[str, object]:
         mechanism, settings = self.method.mechanism, self.settings
         return {
