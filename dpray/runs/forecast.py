@@ -33,7 +33,7 @@ class Work:
     without empty answers, which are asked for once more.
 
     prefill: the tokens of prompts; decode: those after them; train: those of the forward and
-        backward passes of a training, for lots of the expected size.
+        backward passes of a training, for batches of the expected size.
     """
 
     prefill: int = 0

@@ -23,7 +23,6 @@ from dpray.engines.base import Engine
 from dpray.engines.rates import Rates
 from dpray.io.file_list import file_digests, fingerprint
 from dpray.io.files import read_json, write_durably
-from dpray.io.units import UNIT_NAMES
 from dpray.ledger.chain import nearly
 from dpray.ledger.ledger import Ledger, NullLedger, RunLedger
 from dpray.ledger.store import parse_url, shown_url
@@ -65,6 +64,12 @@ CONNECTION_KEYS = frozenset({
 """The keys by which the model is reached and fed: they shape no text."""
 
 
+FORMAT = 3
+"""The version of the names of units, batches and outputs, and of the coins. A run that began with
+another one is not resumed: a unit could fall into two batches, and what was published could be
+drawn again under the same charge."""
+
+
 class Run:
     """One run of a plan in its folder. Its states are planned (nothing is charged), charging (the
     ledger knows), reserved (charged) and finished."""
@@ -85,7 +90,7 @@ class Run:
             "state": "planned",
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "charges": _charged(plan),
-            "unit_names": UNIT_NAMES,
+            "format": FORMAT,
         }
         self.plan = plan
         self.run_id: str = self.run["run_id"]
@@ -266,13 +271,13 @@ class Run:
         digests = (cluster.hash_files if self.on_ray else file_digests)(config.data.path, show)
         found = fingerprint(digests)
         if not has_begun:
-            self.run["unit_names"] = UNIT_NAMES
+            self.run["format"] = FORMAT
             write_durably(kept, found, private=True)
-        elif config.data.unit is not None and self.run.get("unit_names") != UNIT_NAMES:
+        elif self.run.get("format") != FORMAT:
             raise InputError(
                 f"output.path: the run in {config.output.path} began with a version of dpray that "
-                "named the units of data.unit in another way, so that a unit could fall into two "
-                "batches; finish it with that version, or choose another folder"
+                "would draw other batches or publish under other names; finish it with that "
+                "version, or choose another folder"
             )
         elif not kept.exists():
             raise InputError(

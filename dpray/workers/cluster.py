@@ -168,7 +168,7 @@ def _hash(file: str) -> bytes:
         return file_digest(file)
 
 
-OWN_ACTORS = {"EngineActor", "GroupActor", "ShardActor", "RayTrainWorker"}
+OWN_ACTORS = {"EngineActor", "ShardActor", "RayTrainWorker"}
 """The classes of the actors that have a run's engines, its shards and its ranks."""
 
 

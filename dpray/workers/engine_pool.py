@@ -40,8 +40,8 @@ from dpray.workers.engine import (
 from dpray.workers.failures import LostTooOften, kind_of
 from dpray.workers.memory import Role
 from dpray.workers.placement import run_placement
-from dpray.workers.pool import ActorPool, RayActors, Work
-from dpray.workers.pool_actor import Emit, Pieces, PoolActor
+from dpray.workers.pool import ActorPool, Part, RayActors
+from dpray.workers.pool_actor import Emit, Parts, PoolActor
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ hundreds side by side, spends little of its time on the last few of them."""
 
 
 class EngineWorker:
-    """Writes the texts of one chunk of numbered prompts after the other."""
+    """Writes the texts of one part of the numbered prompts after the other."""
 
     worker_id = ""
 
@@ -61,10 +61,10 @@ class EngineWorker:
     def accept(self, items: list[Any], left: Collection[int]) -> tuple[Collection[int], list[Any]]:
         return left, [item for item in items if item[0] in left]
 
-    def work(self, pieces: Pieces, emit: Emit) -> None:
-        for items in pieces:
+    def work(self, parts: Parts, emit: Emit) -> None:
+        for items in parts:
             self._write(items, emit)
-            pieces.ask()
+            parts.ask()
 
     def _write(self, items: list[Any], emit: Emit) -> None:
         numbers, prompts, samplings = zip(*items, strict=True)
@@ -132,10 +132,10 @@ class EnginePool:
         engine raised, or EngineError if actors keep being lost; in that case the other actors
         first finish the prompts they have."""
         asked = list(zip(range(len(prompts)), prompts, samplings, strict=True))
-        # Every actor gets a chunk.
+        # Every actor gets a part.
         size = max(1, min(CHUNK, -(-len(asked) // self._size)))
-        chunks = [asked[start : start + size] for start in range(0, len(asked), size)]
-        work = [Work((chunk,), {number for number, *_ in chunk}) for chunk in chunks]
+        cuts = [asked[start : start + size] for start in range(0, len(asked), size)]
+        work = [Part((cut,), {number for number, *_ in cut}) for cut in cuts]
         completions: dict[int, Completion] = {}
         try:
             with closing(self._pool.run(work)) as steps:

@@ -1,8 +1,8 @@
-"""A pool of Ray actors does pieces of work; the controller is plain Python.
+"""A pool of Ray actors does work in parts; the controller is plain Python.
 
 The actors have `max_restarts=0` and `max_task_retries=0`: Ray repeats nothing. One actor at a time
-has a piece of work. If that actor is lost, another one does the parts without an outcome, public
-and private ones by one rule (`ends_run`). Later answers of a lost actor are ignored.
+has a part. If that actor is lost, another one does the items of it that have no outcome, public and
+private ones by one rule (`ends_run`). Later answers of a lost actor are ignored.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ TICK = 1.0
 
 
 @dataclass(eq=False)
-class Work:
-    """A piece of work: the `arguments` of a worker's `accept`, and the names of the parts that are
-    `left` without an outcome. None: unknown until an actor has looked at the arguments."""
+class Part:
+    """A part of the work: the `arguments` of a worker's `accept`, and the names of the items
+    that are `left` without an outcome. None: unknown until an actor has looked at the arguments."""
 
     arguments: tuple[object, ...]
     left: set[Hashable] | None = None
@@ -127,16 +127,16 @@ class _ActorSlot:
         """Start an actor in place of the last one."""
         self.end()
         self._actor = self._actors.start()
-        self.work: list[Work] = []
+        self.work: list[Part] = []
         self.undelivered: Exception | None = None
         self.call: Any = None
         self.worker_id = ""
         self._names: Any = None
         self._ask("load", SlotState.STARTING, *self._actors.arguments)
 
-    def hand(self, work: Work) -> None:
-        self.work.append(work)
-        self._names = self._actors.call(self._actor, "take", *work.arguments, work.left)
+    def hand(self, part: Part) -> None:
+        self.work.append(part)
+        self._names = self._actors.call(self._actor, "take", *part.arguments, part.left)
         self._ask("more", SlotState.WORKING)
 
     def drain(self) -> None:
@@ -177,7 +177,7 @@ class _ActorSlot:
         self.state = state
 
     def _note_names(self) -> None:
-        """Note which parts the last piece of work has, or forget it if its arguments were lost."""
+        """Note which items the last part has, or forget it if its arguments were lost."""
         if self._names is None:
             return
         names, self._names = self._names, None
@@ -201,8 +201,8 @@ def ends_run(error: Exception, has_run: bool) -> bool:
 
 
 class ActorPool:
-    """The controller of at most `size` actors. A piece of work that `max_losses` actors were lost
-    with is left out, and a slot that lost as many in a row without an answer is given up.
+    """The controller of at most `size` actors. A part that `max_losses` actors were lost with
+    is left out, and a slot that lost as many in a row without an answer is given up.
 
     It waits for an actor that the cluster has no room for only if it has no other one, and for
     `wait` seconds at most. An actor that has no more work is ended, because the cluster may need
@@ -221,7 +221,7 @@ class ActorPool:
         self._keeps_actors, self._on_loss = keeps_actors, on_loss
         self._slots: list[_ActorSlot] = []
 
-    def run(self, work: Iterable[Work]) -> Generator[list[Result]]:
+    def run(self, work: Iterable[Part]) -> Generator[list[Result]]:
         """Do all work, in turn. What a lost actor left comes last: if it ends the next actor too,
         all other work is done. Yield results, in whichever order they come, and an empty list at
         least every `TICK`: one step of the controller each time.
@@ -304,10 +304,10 @@ class ActorPool:
         if ends_run(error, slot.has_run):
             raise error
         self._on_loss(slot.worker_id, error)
-        for work in slot.work:
-            work.losses += 1
-            if work.losses < self._max_losses:
-                self._waiting.append(work)
+        for part in slot.work:
+            part.losses += 1
+            if part.losses < self._max_losses:
+                self._waiting.append(part)
             else:
                 self._error = LostTooOften(error)
         slot.losses += 1

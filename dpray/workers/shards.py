@@ -128,7 +128,7 @@ class Shards(Generic[W]):
         return _answers(self._shards)
 
     def scatter(self, method: Callable[[W, Sequence[T]], R], items: Sequence[T]) -> list[R]:
-        """Apply the workers' method to slices of `items`, and return the answers in order: public
+        """Apply the workers' method to parts of `items`, and return the answers in order: public
         work is distributed over the same actors."""
         if self._local is not None:
             return [method(self._local, items)]

@@ -36,7 +36,7 @@ from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.decoder import MOST_COPIES, bound_copies
 from dpray.types import DprayError, InputError, Resumable, RunFailed
 from dpray.workers.failures import Kind, is_own_failure, kind_of
-from dpray.workers.groups import PLACEHOLDER, group_texts
+from dpray.workers.gathering import PLACEHOLDER, batch_texts
 from tests.engines.kept import Kept
 from tests.faults import driver
 
@@ -333,7 +333,7 @@ def test_a_record_more_moves_the_rows_that_are_used_by_one(
     def used(numbers: list[int]) -> dict[str, list[str]]:
         rows = [*map(row, numbers), *PLACES]
         random.shuffle(rows)
-        grouped = group_texts(bound_copies(rows))
+        grouped = batch_texts(bound_copies(rows))
         return {batch: sorted(texts) for batch, texts in grouped.items()}
 
     before, after = used(numbers), used([*numbers, another])

@@ -15,8 +15,8 @@ from dpray.workers.failures import LostTooOften
 from dpray.workers.placement import Place
 from dpray.workers.pool import (
     ActorPool,
+    Part,
     RayActors,
-    Work,
     ends_run,
 )
 from dpray.workers.pool_actor import Answer
@@ -105,12 +105,12 @@ class Dummies(RayActors):
         return sum(not actor.has_ended for actor in self.made)
 
 
-def work(*names: str) -> list[Work]:
-    return [Work((each,)) for each in names]
+def work(*names: str) -> list[Part]:
+    return [Part((each,)) for each in names]
 
 
 def done(
-    actors: Dummies, queue: list[Work], size: int = 1, losses: int = LOSSES
+    actors: Dummies, queue: list[Part], size: int = 1, losses: int = LOSSES
 ) -> tuple[list[Any], Exception | None]:
     """Return the parts whose outcomes came, and the error at the end."""
     found: list[Any] = []
@@ -129,7 +129,7 @@ def test_every_part_comes_once(size: int) -> None:
     actors = Dummies()
     found, error = done(actors, work("a b", "c", "d e f"), size)
     assert error is None and sorted(found) == list("abcdef")
-    assert len(actors.made) == min(size, 3), "no more actors than pieces"
+    assert len(actors.made) == min(size, 3), "no more actors than parts"
 
 
 def test_no_work_waits_for_a_machine_and_the_pool_for_no_actor_without_one() -> None:
@@ -332,6 +332,6 @@ def test_an_actor_without_work_leaves_while_others_work() -> None:
 
     actors = Leaving({"b": [LOST]})
     pool = ActorPool(actors, LOSSES, 2, WAIT)
-    found = [name for results in pool.run([Work(("a",)), Work(("b",))]) for name, _ in results]
+    found = [name for results in pool.run([Part(("a",)), Part(("b",))]) for name, _ in results]
     assert sorted(found) == ["a", "b"]
     assert len(left) == 2 < len(actors.made)
