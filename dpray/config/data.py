@@ -96,7 +96,9 @@ class DataConfig(Section):
         "place of the label",
     )
     language: Line | None = Field(
-        None, description="PUBLIC: the language of the texts, such as German; the prompts say it"
+        None,
+        description="PUBLIC: the language of the texts, such as German or de; the prompts say it, "
+        "and word lists and numbers of persons are those of it",
     )
     unit: Column | None = Field(
         None,

@@ -166,6 +166,7 @@ def test_a_folder_with_a_given_delimiter_in_windows_encoding(folder: Path) -> No
         ([*NEEDED, "--delimiter", "ab"], "--delimiter"),
         ([*NEEDED, "--label", "Art"], "needs --labels"),
         ([*NEEDED, "--method", "dp_kps"], "needs --vocabulary"),
+        ([*NEEDED, "--method", "dp_kps", "--language", "Klingon"], "needs --vocabulary"),
         ([*NEEDED, "--text", "txet"], "--text: no column 'txet'; there are: Art, text"),
         ([*NEEDED, "--epsilon", "-1"], "privacy.epsilon: "),
         ([*NEEDED, "--dataset", "${oc.env:HOME}"], "privacy.dataset: "),
@@ -256,6 +257,15 @@ def test_an_answer_that_is_no_number(answer: str) -> None:
     replies = iter(["text", "", "", "", answer, "4", "aug_pe"])
     with pytest.raises(dpray.InputError, match="--public-size"):
         starter_values(semicolons(), FileFormat(), NOTHING, False, lambda *_: next(replies))
+
+
+def test_a_known_language_brings_its_words(folder: Path, model_folder: str) -> None:
+    file = semicolons(encoding="utf-8")
+    options = [*NEEDED, "--language", "de", "--method", "dp_kps", "--model", model_folder]
+    assert run_command(["init", file, *options]) == 0
+    assert "the frequent words of data.language" in Path("notes.yaml").read_text()
+    plan = dpray.plan(dpray.load("notes.yaml", "engine.kind=none"))
+    assert plan.method.public_terms > 10_000
 
 
 @pytest.mark.parametrize("method", ["private_prediction", "aug_pe", "dp_kps", "dp_sgd", "auto"])

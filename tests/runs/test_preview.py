@@ -19,7 +19,7 @@ from dpray.engines.base import Completion, Sampling
 from dpray.io.columns import cut_advice
 from dpray.methods.registry import make_plan
 from dpray.runs.forecast import rates_here
-from dpray.runs.preview import preview, spread_labels
+from dpray.runs.preview import MOST_BITS, preview, spread_labels
 from dpray.types import Progress, Prompt, no_progress
 
 DEMO = Path(dpray.__file__).parent / "demo" / "model"
@@ -129,6 +129,32 @@ def test_the_packaged_model_previews_private_prediction(
     ]
     assert run_command(command) == 0
     assert "--floor" in capsys.readouterr().out
+
+
+def test_a_model_that_does_not_know_the_language_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a public sentence, or by public examples: the packaged model knows the demo's."""
+    config_of(tmp_path, "private_prediction", language="ar")
+    command = ["preview", str(tmp_path / "c.yaml"), "--records", "1"]
+    assert run_command([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bits"]["of"] == "a public sentence in Arabic"
+    assert found["bits"]["per_byte"] > found["bits"]["most"] == MOST_BITS
+    [line] = [line for line in found["advice"] if line.startswith("engine.model: ")]
+    assert "Arabic" in line and "take a model that was trained on it" in line
+    assert " in Arabic" in found["prompt"]["user"]
+
+    examples = f"method.few_shot={DEMO.parent / 'data' / 'public.jsonl'}"
+    assert run_command([*command, examples, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bits"]["of"] == "method.few_shot" and found["bits"]["per_byte"] < MOST_BITS
+    assert not any(line.startswith("engine.model: ") for line in found["advice"])
+
+    assert run_command([*command, "data.language=null"]) == 0
+    assert "bits for a byte" not in capsys.readouterr().out
+    assert run_command(command) == 0
+    assert "bits for a byte of a public sentence in Arabic" in capsys.readouterr().out
 
 
 def test_what_cannot_be_previewed_says_so(
