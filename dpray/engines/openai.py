@@ -41,10 +41,11 @@ FILTERED = ("content_filter", "content_policy_violation")
 class OpenAIEngine:
     """A `TextGenerator` that calls an endpoint through the `openai` client.
 
-    `api` "chat" sends `Prompt.user` as the user message; a non-empty `prefix` follows as the
-    beginning of the assistant's message, which vLLM continues (the two extra body fields) and other
-    servers take as an example. "completions" sends `user`, a blank line and `prefix`. A request is
-    sent again without a parameter of `LEFT_OUT` that the model does not know. An
+    `api` "chat" sends `Prompt.user` as the user message, after a `system` message if there is one;
+    a non-empty `prefix` follows as the beginning of the assistant's message, which vLLM continues
+    (the two extra body fields) and other servers take as an example. "completions" sends them with
+    blank lines between them. A request is sent again without a parameter of `LEFT_OUT` that the
+    model does not know. An
     answer without content, or one that a content filter ended, is an empty text. A server that
     ignores `max_tokens` is not corrected: there is no tokenizer here. `top_k` is no parameter of
     the API: it is sent in the body only if it is set.
@@ -120,9 +121,12 @@ class OpenAIEngine:
             body["max_completion_tokens"] = sampling.max_tokens
         sent = {key: value for key, value in body.items() if key not in without}
         if self._config.api == "completions":
-            text = f"{prompt.user}\n\n{prompt.prefix}"
+            system = prompt.system and f"{prompt.system}\n\n"
+            text = f"{system}{prompt.user}\n\n{prompt.prefix}"
             return client.completions.create(model=self._config.model, prompt=text, extra_body=sent)
         messages: list[Any] = [{"role": "user", "content": prompt.user}]
+        if prompt.system:
+            messages.insert(0, {"role": "system", "content": prompt.system})
         if prompt.prefix:
             messages.append({"role": "assistant", "content": prompt.prefix})
         return client.chat.completions.create(

@@ -77,7 +77,7 @@ def preview(
     prompt = calls.requests[0].prompt
     found = {
         "model": config.engine.model,
-        "prompt": {"user": prompt.user, "prefix": prompt.prefix},
+        "prompt": {"system": prompt.system, "user": prompt.user, "prefix": prompt.prefix},
         "texts": texts,
         "cut": sum(bool(each["cut"]) for each in texts),
         "empty": sum(not each["text"] for each in texts),

@@ -56,7 +56,7 @@ def default(kind: type[TextSettings], key: str) -> object:
     name, _, below = key.partition(".")
     model: Any = RunConfig.model_fields[name].annotation if below else kind
     value = model.model_fields[below or name].get_default(call_default_factory=True)
-    return value.model_dump() if hasattr(value, "model_dump") else value
+    return list(value) if isinstance(value, tuple) else value
 
 
 @pytest.mark.parametrize("paper", PAPERS)

@@ -27,6 +27,7 @@ MECHANISMS: dict[type[MethodSettings], set[str]] = {
     DpSgdSettings: {
         "name", "epochs", "batch_size", "clip_norm", "noise_multiplier", "checkpoint_steps",
         "spare_steps", "max_length", "control_columns", "control_values", "terms",
+        "control_combinations",
         *TrainingSettings.model_fields,
     },
     PrivatePredictionSettings: set(PrivatePredictionSettings.model_fields) - {"preset"},

@@ -49,7 +49,7 @@ class AugPeSettings(TextSettings):
     call_keys: ClassVar[frozenset[str]] = ENGINE_KEYS | ABOUT_KEYS | {
         "method.variation", "method.template", "method.mask_probability", "method.temperature",
         "method.top_p", "method.max_tokens", "method.word_var", "method.tokens_per_word",
-        "method.min_words", "method.max_retries", "method.schema",
+        "method.min_words", "method.least_words", "method.max_retries", "method.schema",
     }  # fmt: skip
     records: Count = Field(2000, description="n_syn, texts to make, split over the labels")
     iterations: int = Field(10, ge=1, le=10_000, description="T, votes of the private records")
@@ -101,6 +101,9 @@ class AugPeSettings(TextSettings):
         2.0, description="most tokens of an answer for each word asked for"
     )
     min_words: Count = Field(25, description="the fewest words asked for")
+    least_words: CountOrZero = Field(
+        0, description="words that an answer has to have; one with fewer counts as refused"
+    )
     max_retries: CountOrZero = Field(
         2, description="repetitions of a request with an empty or refused answer"
     )
