@@ -23,6 +23,8 @@ _EXTRAS = {
     "jsonschema": ("jsonschema", "eval"),
     "phonenumbers": ("phonenumbers", "eval"),
     "openpyxl": ("openpyxl", "office"),
+    "wordfreq": ("wordfreq", "languages"),
+    "stopwordsiso": ("stopwordsiso", "languages"),
 }
 """By module: the name of its library, and the extra of dpray that installs it. Ray itself is always
 installed, so Ray Train and Ray Serve are recognised by modules that only their extras install."""

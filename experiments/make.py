@@ -13,6 +13,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import algorithm_1
 import chains_table
 import dp_sgd_signal
 import drugs_table
@@ -20,6 +21,7 @@ import four_methods
 import four_methods_picture
 import four_methods_table
 import gpu_table
+import kps_over_n
 import many_texts
 import papers_table
 import peers_table
@@ -77,8 +79,11 @@ RESULTS: Sections = {
     "New facts, in sentences": drugs_table.section,
     "More records": sizes_picture.section,
     "More texts": many_texts.section,
+    "DP-KPS at the paper's size": kps_over_n.section,
+    "Algorithm 1 as printed": algorithm_1.section,
     "With public texts of the kind": four_methods_picture.section,
     "A smaller model": None,
+    "First releases": None,
 }
 
 TABLES: Sections = {

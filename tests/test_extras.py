@@ -17,7 +17,8 @@ from importlib.machinery import PathFinder
 
 EXTRAS = {
     "accelerate", "deepspeed", "fastapi", "limits", "opacus", "openpyxl", "peft", "phonenumbers",
-    "psycopg", "sentence_transformers", "starlette", "tensorboardX", "torch", "uvicorn", "vllm",
+    "psycopg", "sentence_transformers", "starlette", "stopwordsiso", "tensorboardX", "torch",
+    "uvicorn", "vllm", "wordfreq",
 }
 
 class WithoutExtras(PathFinder):

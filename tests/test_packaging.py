@@ -34,6 +34,7 @@ OPTIONAL = [
         "postgres",
         "eval",
         "office",
+        "languages",
         "minilm",
         "smollm2",
         "dev",

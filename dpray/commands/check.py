@@ -57,6 +57,8 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
         soft_wrap=True,
     )
     console.print(f"Public in prompts: {found['about'] or UNSAID}", soft_wrap=True)
+    for line in found["advice"]:
+        console.note("change", "yellow", line)
     if found["misfits"]:
         words = "records do not fit method.schema; a run shows them to the model as they are"
         keys = [f"{e['key']} {e['problem']} ({e['records']:,})" for e in found["misfit_keys"]]

@@ -58,6 +58,9 @@ def show_preview(found: dict[str, Any], config: str, console: Terminal) -> None:
         f"{found['seconds_to_load']:.0f} s",
         soft_wrap=True,
     )
+    if (bits := found["bits"]) is not None:
+        line = f"{bits['per_byte']:.2f} bits for a byte of {bits['of']}"
+        console.print(f"The model needs {line} (at most {bits['most']:g} if it knows it)")
     for name, line in found["run"].items():
         console.print(f"The run, {name}: {line}", highlight=False, soft_wrap=True)
     for each in found["advice"]:

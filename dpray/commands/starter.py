@@ -41,6 +41,7 @@ from dpray.io.encodings import (
 )
 from dpray.io.file_list import list_files
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece, Row, Where, base_name, known_encoding
+from dpray.io.languages import language_of
 from dpray.io.records import Header, is_empty_file, read_file_header, read_piece, titles_in
 from dpray.io.table import messages_of, role_of
 from dpray.io.yaml_text import dump_yaml, parse_yaml
@@ -148,7 +149,7 @@ def starter_values(
     }
 
 
-def starter(values: Mapping[str, object]) -> str:
+def starter(values: Mapping[str, Any]) -> str:
     """Return the commented YAML of a configuration. `sizes` are keys of `method`, and `time` is
     what a run with them takes."""
     pages = Environment(
@@ -158,7 +159,8 @@ def starter(values: Mapping[str, object]) -> str:
         keep_trailing_newline=True,
     )
     pages.filters["scalar"] = _scalar
-    return pages.get_template("starter.yaml.j2").render({"sizes": {}, "time": ""} | dict(values))
+    page, sizes = pages.get_template("starter.yaml.j2"), dict(values.get("sizes", {}))
+    return page.render({"time": ""} | dict(values) | {"sizes": sizes})  # the page takes them out
 
 
 def write_checked(target: Path, text: str) -> None:
@@ -365,7 +367,8 @@ def _columns_of(text: str | None, header: Header) -> str | list[str] | None:
 def _check_complete(values: Mapping[str, Any], header: Header) -> None:
     wanted = ["text"] if values["turns"] is None else []
     wanted += ["public_size", "epsilon"]
-    wanted += ["vocabulary"] if values["method"] == "dp_kps" else []
+    has_words = language_of(values["language"]) is not None
+    wanted += ["vocabulary"] if values["method"] == "dp_kps" and not has_words else []
     wanted += ["labels"] if values["label"] else []
     if missing := [name for name in wanted if values[name] is None]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)

@@ -26,6 +26,7 @@ from pydantic import (
 from dpray.config.sections import Count, CountOrZero, Section
 from dpray.io.columns import check_labels, label_name, text_of
 from dpray.io.formats import FileFormat, Where, known_encoding, one_sign
+from dpray.io.languages import language_name
 from dpray.io.table import cells_of, object_text, turns_of, turns_text
 from dpray.io.template_file import About
 
@@ -95,7 +96,9 @@ class DataConfig(Section):
         "place of the label",
     )
     language: Line | None = Field(
-        None, description="PUBLIC: the language of the texts, such as German; the prompts say it"
+        None,
+        description="PUBLIC: the language of the texts, such as German or de; the prompts say it, "
+        "and word lists and numbers of persons are those of it",
     )
     unit: Column | None = Field(
         None,
@@ -280,7 +283,7 @@ class DataConfig(Section):
     @property
     def about_texts(self) -> About:
         """Return what prompts may say about the texts and the labels."""
-        return About(self.about or "", self.language or "", self.label_about)
+        return About(self.about or "", language_name(self.language or ""), self.label_about)
 
     @property
     def format(self) -> FileFormat:

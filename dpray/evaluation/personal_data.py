@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
+from dpray.io.languages import language_of
+
 LIMITS = (
     "The scan finds patterns, not names. A match may be an invention of the model, and no match "
     "does not mean that there is no personal data. The guarantee is epsilon, not this scan."
 )
 
-REGION = "US"
-"""Phone numbers of this region are found without their country code, too."""
+REGIONS = ("US",)
+"""Phone numbers of these regions are found without their country code, too, in texts of a language
+that is not known."""
 
 PHONE_DIGITS = 7
 """A text with fewer digits is taken to have no phone number."""
@@ -101,17 +104,79 @@ IDENTIFIERS = (
 PHONES = "phone numbers"
 
 
-def find_patterns(texts: Iterable[str]) -> dict[str, object]:
+def _is_german_tax_number(found: str) -> bool:
+    """Check the last of 11 digits by ISO/IEC 7064's MOD 11, 10."""
+    digits = [int(sign) for sign in found if sign != " "]
+    rest = 10
+    for digit in digits[:-1]:
+        rest = ((digit + rest) % 10 or 10) * 2 % 11
+    return (11 - rest) % 10 == digits[-1]
+
+
+def _is_spanish_number(found: str) -> bool:
+    """Check the letter, which is the rest by 23; X, Y and Z stand for 0, 1 and 2."""
+    number = found[:-1].replace("-", "").translate(str.maketrans("XYZ", "012"))
+    return "TRWAGMYFPDXBNJZSQVHLCKE"[int(number) % 23] == found[-1]
+
+
+def _is_french_number(found: str) -> bool:
+    """Check the last two digits, by the rest by 97; Corsica's 2A and 2B are 19 and 18."""
+    number = found.replace(" ", "").replace("2A", "19").replace("2B", "18")
+    return 97 - int(number[:13]) % 97 == int(number[13:])
+
+
+def _is_chinese_number(found: str) -> bool:
+    """Check the last sign by ISO/IEC 7064's MOD 11-2; X is 10."""
+    values = [10 if sign in "Xx" else int(sign) for sign in found]
+    return sum(value << (17 - place) for place, value in enumerate(values)) % 11 == 1
+
+
+OF_LANGUAGES = {
+    "de": Kind(
+        "German tax numbers",
+        re.compile(r"(?<!\w)[1-9]\d(?: ?\d{3}){3}(?!\w)", re.ASCII),
+        _is_german_tax_number,
+    ),
+    "es": Kind(
+        "Spanish identity numbers",
+        re.compile(r"(?<!\w)(?:\d{8}|[XYZ]-?\d{7})-?[A-Z](?!\w)", re.ASCII),
+        _is_spanish_number,
+    ),
+    "fr": Kind(
+        "French social security numbers",
+        re.compile(r"(?<!\w)[12] ?\d\d ?\d\d ?(?:\d\d|2[AB]) ?\d{3} ?\d{3} ?\d\d(?!\w)", re.ASCII),
+        _is_french_number,
+    ),
+    "zh": Kind(
+        "Chinese identity numbers",
+        re.compile(
+            r"(?<![A-Za-z\d])[1-9]\d{5}(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])\d{3}"
+            r"[\dXx](?![A-Za-z\d])",
+            re.ASCII,
+        ),
+        _is_chinese_number,
+    ),
+}
+"""Numbers of persons that are looked for in texts of a language, by its code."""
+
+
+def find_patterns(texts: Iterable[str], language: str | None = None) -> dict[str, object]:
     """Return the number of `texts`, the number of those with a match, and the matches of each
-    kind. No match is in the result. Needs the package `phonenumbers`."""
+    kind. `language` is the words of data.language: numbers of persons and of phones are then those
+    of its countries. No match is in the result. Needs the package `phonenumbers`."""
+    known = language_of(language)
+    regions = known.regions if known is not None else REGIONS
+    # The first kind that matches takes the digits: a person's number may also be that of a card.
+    of_language = () if known is None else tuple(filter(None, [OF_LANGUAGES.get(known.code)]))
+    kinds = (*of_language, *IDENTIFIERS)
     found: Counter[str] = Counter()
     count = with_matches = 0
     for text in texts:
         count += 1
-        of_text = _matches(text)
+        of_text = _matches(text, kinds, regions)
         with_matches += bool(of_text.total())
         found.update(of_text)
-    names = (*(kind.name for kind in IDENTIFIERS), PHONES)
+    names = (*(kind.name for kind in kinds), PHONES)
     return {
         "texts": count,
         "texts_with_matches": with_matches,
@@ -119,11 +184,11 @@ def find_patterns(texts: Iterable[str]) -> dict[str, object]:
     }
 
 
-def _matches(text: str) -> Counter[str]:
+def _matches(text: str, kinds: Iterable[Kind], regions: Iterable[str]) -> Counter[str]:
     """Count the matches in one text. What one kind has matched is taken out of the text: an e-mail
     address in a URL is no second URL, nor are the digits of a card a phone number."""
     found: Counter[str] = Counter()
-    for kind in IDENTIFIERS:
+    for kind in kinds:
 
         def take(match: re.Match[str], kind: Kind = kind) -> str:
             if not kind.is_valid(match[0]):
@@ -132,19 +197,23 @@ def _matches(text: str) -> Counter[str]:
             return "\n"
 
         text = kind.pattern.sub(take, text)
-    found[PHONES] = _phone_numbers(text)
+    for region in regions:
+        count, text = _phone_numbers(text, region)
+        found[PHONES] += count
     return found
 
 
-def _phone_numbers(text: str) -> int:
-    """Count the numbers that exist in their country's plan, in international form or in that of
-    `REGION`."""
+def _phone_numbers(text: str, region: str) -> tuple[int, str]:
+    """Count the numbers that exist in their country's plan, in international form or in that of the
+    region. Return the text without them, too."""
     if sum(map(str.isdigit, text)) < PHONE_DIGITS:
-        return 0
+        return 0, text
     from phonenumbers import Leniency, PhoneNumberMatcher
 
-    matcher = PhoneNumberMatcher(text, REGION, Leniency.VALID)
-    return sum(1 for _ in matcher)
+    spans = [(each.start, each.end) for each in PhoneNumberMatcher(text, region, Leniency.VALID)]
+    for start, end in reversed(spans):
+        text = f"{text[:start]}\n{text[end:]}"
+    return len(spans), text
 
 
 def in_words(found: Mapping[str, Any]) -> tuple[str, str]:

@@ -203,6 +203,7 @@ class Tally:
             "tokens_not_counted": self.no_tokens,
             "max_tokens": self._sizes,
             "about": str(self.data.about_texts),
+            "advice": self.plan.language_advice(),
             "public_size": self.data.public_size,
             "proposals": self._proposals(),
         } | self.people.summary()

@@ -9,6 +9,7 @@ from pydantic import Field
 from dpray.config.data import Delimiter, Encoding, Quote
 from dpray.config.sections import Count, CountOrZero, Section
 from dpray.io.formats import AS_RECOGNISED
+from dpray.io.languages import DEFAULT_EMBEDDER
 
 
 class EvaluationSettings(Section):
@@ -67,7 +68,12 @@ class EvaluationSettings(Section):
         None, description="Encoding of the real records' text files, as data.encoding."
     )
     embedder: str = Field(
-        "sentence-transformers/all-MiniLM-L6-v2",
+        DEFAULT_EMBEDDER,
         description="Sentence embedding model: a name or a folder.",
+    )
+    language: str | None = Field(
+        None,
+        description="Language of the texts, as data.language; by default that of the run in "
+        "--synthetic. Numbers of its countries count as personal data.",
     )
     seeds: Count = Field(5, description="Repetitions behind each mean and deviation.")

@@ -14,6 +14,7 @@ from scipy.stats import wasserstein_distance
 
 from dpray.evaluation.downstream import summaries
 from dpray.io.table import parse_json
+from dpray.mechanisms.term_matcher import count_words
 from dpray.mechanisms.topics import class_terms, clusters_of
 from dpray.types import InputError
 
@@ -37,7 +38,7 @@ def compare_lengths(
     other real texts, and all test texts again (bootstrap). No sequence is empty.
     """
     synthetic_words, train_words, test_words = (
-        np.array([len(text.split()) for text in texts]) for texts in (synthetic, train, test)
+        np.array([*map(count_words, texts)]) for texts in (synthetic, train, test)
     )
     size = min(len(synthetic), len(train))
     sides = {"synthetic_to_real": synthetic_words, "real_to_real": train_words}

@@ -104,7 +104,8 @@ def parse(model: type[M], values: object) -> M:
             raise InputError(f"{key}: holds a control character or half a surrogate pair")
         # The ledger's URL is in no release, and is shown without its passwords.
         if key != "privacy.ledger" and holds_secret(text):
-            hint = "; give engine.api_key" if key == "engine.base_url" else ""
+            section, _, name = key.partition(".")
+            hint = f"; give {section}.api_key" if name == "base_url" else ""
             raise InputError(f"{key}: {NOT_IN_URLS}{hint}")
     try:
         return model.model_validate(values)

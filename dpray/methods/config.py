@@ -32,7 +32,8 @@ class AutoSettings(MethodSettings):
     )
     aug_pe: dict[str, object] = Field({}, description="keys of Aug-PE to keep fixed")
     dp_kps: dict[str, object] = Field(
-        {}, description="keys of DP-KPS to keep fixed; its vocabulary is needed here"
+        {},
+        description="keys of DP-KPS to keep fixed; without data.language its vocabulary is needed",
     )
     dp_sgd: dict[str, object] = Field({}, description="keys of DP-SGD to keep fixed")
 

@@ -26,7 +26,9 @@ from dpray.extras import is_installed
 from dpray.io.columns import cut_share
 from dpray.io.files import sha256_of, write_durably
 from dpray.io.hub import PUSH, check_dataset_name, upload_dataset
+from dpray.io.languages import code_of
 from dpray.io.records import read_rows
+from dpray.mechanisms.term_matcher import count_words
 from dpray.report.answers import Answers, answers_of
 from dpray.report.page import PAGE, templates, write_report
 from dpray.runs.folder import MODEL, TABLES
@@ -154,6 +156,12 @@ class Release:
     def has_model(self) -> bool:
         return has_model(self.folder)
 
+    @property
+    def language(self) -> str | None:
+        """Return the words of data.language."""
+        found = self.report.public_inputs.get("language")
+        return found if isinstance(found, str) else None
+
     @cached_property
     def answers(self) -> Answers:
         return answers_of(self.report)
@@ -217,6 +225,7 @@ def dataset_card(release: Release) -> str:
         configs.append({"config_name": "table", "data_files": ROWS})
     header = DatasetCardData(
         pretty_name=release.name,
+        language=code[:2] if (code := code_of(release.language)) else None,
         license=release.license,
         annotations_creators=["machine-generated"],
         task_categories=["text-generation"],
@@ -228,7 +237,7 @@ def dataset_card(release: Release) -> str:
     matches = None
     if is_installed("phonenumbers"):
         matches = "{} ({} texts)".format(
-            *in_words(find_patterns(str(row["text"]) for row in release.rows))
+            *in_words(find_patterns((str(row["text"]) for row in release.rows), release.language))
         )
     return (
         templates()
@@ -254,7 +263,7 @@ def _figures_of(rows: Sequence[dict[str, object]]) -> tuple[dict[str, int], Mapp
     counts: Counter[str] = Counter()
     words = []
     for row in rows:
-        words.append(len(str(row["text"]).split()))
+        words.append(count_words(str(row["text"])))
         counts[json.dumps(row.get("label"), ensure_ascii=False)] += 1
     quantiles = np.quantile(words or [0], (0.1, 0.5, 0.9))
     return dict(counts.most_common()), dict(zip(("10 %", "50 %", "90 %"), quantiles, strict=True))

@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpray.io.columns import text_of
 from dpray.io.files import read_json, write_durably
+from dpray.io.languages import code_of
 from dpray.io.records import read_rows
 from dpray.report import pictures
 from dpray.report.answers import answers_of
@@ -90,6 +91,7 @@ def render_report(
             tables={} if public else evaluation_tables(evaluation or {}),
             synthetic_row=SYNTHETIC,
             made_on=str(run.get("created", ""))[:10],
+            language=code_of(run.get("config", {}).get("data", {}).get("language")),
             config=_shown_config(run.get("config", {}), report.method),
         )
     except Exception as error:

@@ -21,6 +21,7 @@ from dpray.engines.base import Engine
 from dpray.engines.model_path import tuned_without_noise, with_bases
 from dpray.engines.requests import Request
 from dpray.engines.text import TextCodec
+from dpray.io.languages import embedder_advice
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.monte_carlo import Target
 from dpray.runs.forecast import Work
@@ -141,6 +142,14 @@ class Plan(ABC):
         """Return the function that loads the run's model; it can be sent to an actor."""
         return partial(build, with_absolute_model(self.config.engine), **options)
 
+    def language_advice(self) -> list[str]:
+        """Return what to set for texts in the language of data.language, by key."""
+        if not self.settings.uses_embedder:
+            return []
+        return embedder_advice(
+            self.config.embedder.model, self.config.data.language, "embedder.model"
+        )
+
     def check_embedder(self) -> None:
         """Load and try `embedder.model` if the run uses it. Called before the charge. Raises
         InputError that says why it cannot be used."""
@@ -182,6 +191,7 @@ class Plan(ABC):
         }
         if presets:
             summary["presets"] = presets
+        summary["warnings"] += self.language_advice()
         if not config.not_private and config.privacy.delta > 1.0 / config.data.public_size:
             summary["warnings"].append(
                 "privacy.delta is above 1 / data.public_size: it permits releasing a whole record"

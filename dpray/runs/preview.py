@@ -17,10 +17,13 @@ from typing import Any
 
 from dpray.config.config import Config
 from dpray.engines.base import Completion, Engine, EngineError
+from dpray.engines.bits import bits_per_byte
 from dpray.engines.rates import Rates, measure_rates, rates_of
 from dpray.engines.requests import Request, written
-from dpray.io.columns import is_code
+from dpray.io.columns import cut_advice, is_code
 from dpray.io.files import check_writable, write_durably
+from dpray.io.languages import language_of
+from dpray.io.public_files import read_few_shot
 from dpray.mechanisms.labels import largest_remainder
 from dpray.runs.forecast import Forecast, rates_here
 from dpray.runs.plan import Plan, PublicCalls
@@ -28,6 +31,10 @@ from dpray.types import InputError, OnProgress, Progress, Resumable, valid_unico
 
 FLOOR = "floor.jsonl"
 """The file in a run's folder with the texts of a preview, which are public."""
+
+MOST_BITS = 1.8
+"""A model that knows the language of a public text needs fewer bits for each of its bytes. SmolLM2
+needs 1.14 in English, and from 2.10 (French) to 2.95 (Chinese) in others (docs/languages.md)."""
 
 HOT = 1.0
 """Above this temperature a small model draws words that it finds unlikely."""
@@ -55,6 +62,7 @@ def preview(
             answers = public_texts(engine, calls.requests, on_progress)
             seconds = monotonic() - loaded
             forecast = forecast_of(plan, calls.rows, engine, answers, seconds, on_progress)
+            known = known_bits(plan, engine, on_progress)
     except (EngineError, Resumable) as error:
         raise InputError(str(error)) from None
     texts = [
@@ -77,8 +85,9 @@ def preview(
         "seconds_per_text": seconds / records,
         "seconds_to_load": loaded - began,
         "forecast": forecast and asdict(forecast),
+        "bits": known,
         "run": run_lines(plan, forecast),
-        "advice": advice(plan, calls, texts),
+        "advice": advice(plan, calls, texts, known),
         "output": config.output.path,
         "floor": None,
     }
@@ -135,8 +144,7 @@ def forecast_of(
         rates = (
             Rates(read / seconds, written / seconds, together=True) if read and written else None
         )
-    gpus = config.runtime.gpus_per_actor or 0
-    return None if rates is None else Forecast.of(work, rates, config, gpus, None)
+    return None if rates is None else Forecast.of(work, rates, config)
 
 
 def run_lines(plan: Plan, forecast: Forecast | None) -> dict[str, str]:
@@ -149,10 +157,40 @@ def run_lines(plan: Plan, forecast: Forecast | None) -> dict[str, str]:
     return lines | (forecast.lines() if forecast else {})
 
 
-def advice(plan: Plan, calls: PublicCalls, texts: Sequence[Mapping[str, Any]]) -> list[str]:
+def known_bits(plan: Plan, engine: Engine, on_progress: OnProgress) -> dict[str, Any] | None:
+    """Return the bits that the model needs for a byte of a public text: of `method.few_shot`, or of
+    a sentence in the language of data.language; None without one, and of an endpoint."""
+    settings, data = plan.settings.each[-1], plan.config.data
+    file, language = getattr(settings, "few_shot", None), language_of(data.language)
+    if file is not None:
+        shown = read_few_shot(file, getattr(settings, "few_shot_examples", 1), data.path)
+        text, source = "\n".join(shown.texts[None]), "method.few_shot"
+    elif language is not None and language.text:
+        text, source = language.text, f"a public sentence in {language.name}"
+    else:
+        return None
+    if not isinstance(engine, Engine):
+        return None
+    on_progress(Progress("reading a public text"))
+    bits = bits_per_byte(engine, text)
+    return None if bits is None else {"per_byte": bits, "of": source, "most": MOST_BITS}
+
+
+def advice(
+    plan: Plan,
+    calls: PublicCalls,
+    texts: Sequence[Mapping[str, Any]],
+    known: Mapping[str, Any] | None,
+) -> list[str]:
     """Return what to change, by key, from public texts and settings."""
-    data, settings, sampling = plan.config.data, plan.settings.each[-1], calls.requests[0].sampling
-    found, written = [], [each["text"] for each in texts if each["text"]]
+    data, sampling = plan.config.data, calls.requests[0].sampling
+    found, written = plan.language_advice(), [each["text"] for each in texts if each["text"]]
+    if known is not None and known["per_byte"] > MOST_BITS:
+        found.append(
+            f"engine.model: the model needs {known['per_byte']:.2f} bits for a byte of "
+            f"{known['of']}, and one that knows the language at most {MOST_BITS:g}; take a model "
+            "that was trained on it"
+        )
     if data.about is None and calls.says_about:
         found.append(
             "data.about: say what the texts are, such as `questions that people ask a "
@@ -164,14 +202,8 @@ def advice(plan: Plan, calls: PublicCalls, texts: Sequence[Mapping[str, Any]]) -
             f"data.label_about: the label {unsaid[0]} is a number; say what it means, such as "
             f"{{{unsaid[0]}: neoplasms}}"
         )
-    cut = sum(bool(each["cut"]) for each in texts)
-    if 4 * cut >= len(texts):
-        key = "max_length" if hasattr(settings, "max_length") else "max_tokens"
-        room = 2 * getattr(settings, key)
-        found.append(
-            f"method.{key}: {cut} of {len(texts)} texts were cut at {sampling.max_tokens} tokens; "
-            f"{room} leaves room, or `dpray check` proposes a number from the records' lengths"
-        )
+    if (cut := cut_advice(sum(bool(each["cut"]) for each in texts) / len(texts))) is not None:
+        found.append(cut)
     if sampling.temperature > HOT and sampling.top_p == 1 and not sampling.top_k:
         found.append(
             f"method.temperature: {sampling.temperature:g} draws words that the model finds "

@@ -166,6 +166,7 @@ def test_a_folder_with_a_given_delimiter_in_windows_encoding(folder: Path) -> No
         ([*NEEDED, "--delimiter", "ab"], "--delimiter"),
         ([*NEEDED, "--label", "Art"], "needs --labels"),
         ([*NEEDED, "--method", "dp_kps"], "needs --vocabulary"),
+        ([*NEEDED, "--method", "dp_kps", "--language", "Klingon"], "needs --vocabulary"),
         ([*NEEDED, "--text", "txet"], "--text: no column 'txet'; there are: Art, text"),
         ([*NEEDED, "--epsilon", "-1"], "privacy.epsilon: "),
         ([*NEEDED, "--dataset", "${oc.env:HOME}"], "privacy.dataset: "),
@@ -258,6 +259,15 @@ def test_an_answer_that_is_no_number(answer: str) -> None:
         starter_values(semicolons(), FileFormat(), NOTHING, False, lambda *_: next(replies))
 
 
+def test_a_known_language_brings_its_words(folder: Path, model_folder: str) -> None:
+    file = semicolons(encoding="utf-8")
+    options = [*NEEDED, "--language", "de", "--method", "dp_kps", "--model", model_folder]
+    assert run_command(["init", file, *options]) == 0
+    assert "the frequent words of data.language" in Path("notes.yaml").read_text()
+    plan = dpray.plan(dpray.load("notes.yaml", "engine.kind=none"))
+    assert plan.method.public_terms > 10_000
+
+
 @pytest.mark.parametrize("method", ["private_prediction", "aug_pe", "dp_kps", "dp_sgd", "auto"])
 def test_every_method_can_be_planned(
     folder: Path, model_folder: str, method: str, capsys: pytest.CaptureFixture[str]
@@ -288,7 +298,7 @@ def test_every_method_can_be_planned(
         # What the model does ends in ten minutes on two CPU cores, but for a pass of a training.
         rates = rates_here(config)
         assert rates is not None
-        assert Forecast.of(plan.work, rates, config, 0.0, None).hours <= (
+        assert Forecast.of(plan.work, rates, config).hours <= (
             1 / 6 if method != "dp_sgd" else 1 / 5
         )
         assert "the model takes up to about" in (folder / "notes.yaml").read_text()

@@ -5,11 +5,14 @@ import importlib.util
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
+from dpray.config.sections import EngineConfig
+from dpray.engines.bits import bits_per_byte
 from dpray.engines.model_path import (
     SMOLLM2,
     SMOLLM2_INSTALLED_BY,
@@ -18,6 +21,9 @@ from dpray.engines.model_path import (
     resolve_model,
     smollm2_folder,
 )
+from dpray.engines.transformers import TransformersEngine
+from dpray.io.languages import languages
+from dpray.runs.preview import MOST_BITS
 from dpray.types import InputError
 
 NOT_INSTALLED = "the model's packages are not installed: " + SMOLLM2_INSTALLED_BY
@@ -52,6 +58,20 @@ def test_the_converted_models_logits_are_those_of_the_packaged_file(folder: Path
     converted = AutoTokenizer.from_pretrained(folder)
     assert converted("Patients wait.").input_ids == tokenizer("Patients wait.").input_ids
     assert converted.chat_template == tokenizer.chat_template is not None
+
+
+@installed
+@pytest.mark.slow
+def test_only_the_language_that_it_was_trained_on_is_below_the_bound_of_a_preview(
+    folder: Path,
+) -> None:
+    config = EngineConfig(kind="transformers", model=str(folder))
+    with closing(TransformersEngine(config)) as engine:
+        english, *others = (
+            bits_per_byte(engine, languages()[code].text) for code in ("en", "zh", "ar")
+        )
+    assert english == pytest.approx(1.14, abs=0.1) and english < MOST_BITS - 0.5
+    assert all(bits is not None and bits > MOST_BITS + 0.5 for bits in others)
 
 
 @installed

@@ -29,6 +29,27 @@ PLANTED = {
     ],
 }  # fmt: skip
 
+OF_LANGUAGES = [
+    ("German", "German tax numbers", "36 574 261 809"),
+    ("de", "German tax numbers", "36574261809"),
+    ("de", "phone numbers", "030 901820"),
+    ("de", "phone numbers", "044 668 18 00"),
+    ("Spanish", "Spanish identity numbers", "12345678Z"),
+    ("Spanish", "Spanish identity numbers", "X1234567L"),
+    ("Spanish", "phone numbers", "91 123 45 67"),
+    ("French", "French social security numbers", "2 95 07 26 004 217 41"),
+    ("French", "phone numbers", "06.12.34.56.78"),
+    ("Chinese", "Chinese identity numbers", "11010519491231002X"),
+    ("Chinese", "phone numbers", "13800138000"),
+    ("Arabic", "phone numbers", "0100 123 4567"),
+    ("Arabic", "phone numbers", "٠١٠٠١٢٣٤٥٦٧"),
+    ("English", "phone numbers", "020 7946 0018"),
+]
+OTHERS = {
+    "de": "36 574 261 808", "es": "12345678A", "fr": "2 95 07 26 004 217 42",
+    "zh": "110105194912310021", "ar": "12 000 000",
+}  # fmt: skip
+
 NONE = [
     "DE88 3704 0044 0532 0130 00", "4111 1111 1111 1112", "000-12-3456", "666-12-3456",
     "123-00-1234", "300.1.1.1", "12:30:45", "1.2.3", "std::vector",
@@ -50,6 +71,25 @@ def test_a_planted_value_is_found_once_and_as_its_kind(kind: str, value: str) ->
 @pytest.mark.parametrize("text", NONE)
 def test_other_numbers_are_not_taken_for_personal_data(text: str) -> None:
     assert find_patterns([f"x {text} y"])["texts_with_matches"] == 0
+
+
+@pytest.mark.parametrize(("language", "kind", "value"), OF_LANGUAGES)
+def test_a_number_of_a_country_is_found_in_its_language(
+    language: str, kind: str, value: str
+) -> None:
+    for text in (f"x {value}, y", f"电话{value}。", f"رقم {value}"):
+        matches = find_patterns([text], language)["matches"]
+        assert {name: n for name, n in matches.items() if n} == {kind: 1}, text
+        assert value not in str(matches)
+    assert find_patterns([f"x {value}, y"])["texts_with_matches"] == 0
+
+
+@pytest.mark.parametrize("code", OTHERS)
+def test_other_numbers_are_none_of_the_countries(code: str) -> None:
+    # That one is the number of a Spanish mobile phone.
+    others = [text for text in NONE if text != "666-12-3456"]
+    texts = [f"x {text} y" for text in (*others, OTHERS[code])]
+    assert find_patterns(texts, code)["texts_with_matches"] == 0
 
 
 def test_the_counts_and_their_words() -> None:

@@ -25,7 +25,7 @@ class Visible(HTMLParser):
     def __init__(self, html):
         super().__init__()
         self.texts, self.tags, self.attributes, self.hidden = [], [], [], 0
-        self.feed(html)
+        self.feed(re.sub("</?bdi>", "", html))
         self.text = re.sub(r"\s+", " ", " ".join(self.texts))
 
     def handle_starttag(self, tag, attrs):
@@ -77,6 +77,27 @@ STATED = (
 def test_every_item_is_stated():
     text = Visible(page()).text
     assert [stated for stated in STATED if stated not in text] == []
+
+
+def test_a_text_from_right_to_left_stands_by_itself():
+    """Every value of the data is in an element whose direction is its own."""
+    label, about, text = "أمراض القلب", "رسائل المرضى", "هطل المطر هذا الصباح."
+    samples = [{"text": text, "label": label, "terms": ["مطر", "قلب"]}]
+    measured = an_evaluation()
+    measured["replays"] = {
+        "synthetic_records": 1, "held_out_records": 1, "kinds": {},
+        "found": [{"kind": "words", "string": "الخشناوي", "in_held_out": False}],
+    }  # fmt: skip
+    run = RUN | {"config": {"data": {"language": "Arabic", "about": about, "labels": [label]}}}
+    report = a_report(public_inputs={"labels": [label], "about": about, "public_size": 7})
+    html = render_report(parse_report(report), samples, measured, run, public=False)
+    assert f'<blockquote dir="auto" lang="ar">{text}</blockquote>' in html
+    words = re.findall("[\u0600-\u06ff]+(?: [\u0600-\u06ff]+)*", html.replace(text, ""))
+    assert {label, about, "مطر", "الخشناوي"} <= {*words}
+    assert html.count("<bdi>") >= len(words)
+    assert all(f"<bdi>{each}</bdi>" in html for each in words)
+    bare = re.sub("<bdi>[^<]*</bdi>|<blockquote.*?</blockquote>", "", html)
+    assert not re.search("[\u0600-\u06ff]", bare)
 
 
 def test_the_page_begins_with_the_date_the_model_and_the_unit_in_words() -> None:

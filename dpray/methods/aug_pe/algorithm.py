@@ -28,6 +28,7 @@ from dpray.engines.requests import Ask, Request, ask_until_accepted
 from dpray.engines.schema.schema import Schema
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.randomness import generator, named_key
+from dpray.mechanisms.term_matcher import count_words
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.prompts import VariationPrompts
 from dpray.methods.aug_pe.settings import AugPeSettings
@@ -71,7 +72,7 @@ def words(settings: AugPeSettings, x: str, rng: np.random.Generator) -> int | No
     if settings.word_var is None:
         return None
     std = settings.mask_probability * settings.word_var
-    return max(round(len(x.split()) + rng.normal(0.0, std)), settings.min_words)
+    return max(round(count_words(x) + rng.normal(0.0, std)), settings.min_words)
 
 
 def sampling(

@@ -15,6 +15,7 @@ import numpy as np
 from dpray.config.config import Config
 from dpray.engines.requests import Ask
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
+from dpray.mechanisms.term_matcher import count_words
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
 from dpray.runs.privacy_report import Iteration, MethodPart
@@ -63,7 +64,7 @@ class PublishedVotes:
     voters: Shards[Voters]
 
     def embed(self, texts: Sequence[str]) -> Embeddings:
-        return embedded(self.voters, texts)
+        return embedded(self.voters, texts, self.session.config.embedder)
 
     def dp_nn_histogram(
         self, t: int, S: Population, phi_ND: Mapping[str, Embeddings]
@@ -134,7 +135,7 @@ def report(session: AugPeSession, done: Sequence[Checkpoint]) -> MethodPart:
         },
         public_inputs={
             "template": plan.settings.template,
-            "embedder": session.config.embedder.model,
+            "embedder": session.config.embedder.shown,
         },
         noise_source="none: this run is not private"
         if plan.config.not_private
@@ -151,7 +152,7 @@ def iteration_history(checkpoint: Checkpoint, kept: Population) -> Iteration:
     votes_N = np.concatenate([np.array(v, dtype=np.float64) for v in checkpoint.votes.values()])
     shares_N = np.sort(np.maximum(votes_N, 0.0))[::-1]
     total = shares_N.sum()
-    words = [len(text.split()) for texts in kept.values() for text in texts]
+    words = [count_words(text) for texts in kept.values() for text in texts]
     tenth = max(1, round(len(shares_N) / 10))
     return Iteration(
         iteration=checkpoint.iteration,

@@ -107,3 +107,7 @@ class AugPeSettings(TextSettings):
     max_retries: CountOrZero = Field(
         2, description="repetitions of a request with an empty or refused answer"
     )
+
+    @property
+    def uses_embedder(self) -> bool:
+        return True

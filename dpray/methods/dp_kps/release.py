@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from dpray.config.config import Config, DataConfig
 from dpray.engines.requests import Ask, Request, ask_until_accepted
+from dpray.io.languages import words_named
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
-from dpray.methods.dp_kps.plan import DpKpsPlan, load_embedder, read_vocabulary
+from dpray.methods.dp_kps.plan import DpKpsPlan, load_embedder, public_terms
 from dpray.runs.privacy_report import MethodPart
 from dpray.runs.session import Release, Session
 from dpray.workers.rows import Row
@@ -65,8 +66,7 @@ def release(session: DpKpsSession) -> Release:
 def vocabulary(session: DpKpsSession) -> list[str]:
     """Return the N terms with the highest noisy counts; measure them if they are not published."""
     if (found := session.published("vocabulary")) is None:
-        settings, method = session.plan.settings, session.plan.method
-        terms_V = read_vocabulary(settings.vocabulary, settings.stop_words)
+        method, terms_V = session.plan.method, public_terms(session.plan)
         session.show("vocabulary")
         with session.shards(VocabularyShard, method, terms_V) as shards:
             found = session.publish_once("vocabulary", noisy_terms, session, shards, terms_V)
@@ -200,9 +200,9 @@ def report(session: DpKpsSession) -> MethodPart:
         },
         public_inputs={
             "template": plan.settings.template,
-            "vocabulary": plan.settings.vocabulary,
+            "vocabulary": plan.settings.vocabulary or words_named(session.config.data.language),
             "few_shot": plan.settings.few_shot,
         }
-        | ({"embedder": session.config.embedder.model} if plan.settings.estimator == "rff" else {}),
+        | ({"embedder": session.config.embedder.shown} if plan.settings.estimator == "rff" else {}),
         noise_source=INTEGER_NOISE_SOURCE,
     )

@@ -26,11 +26,15 @@ TEXTS_FDR = 0.5
 """With it a term of a prompt is more likely real than not. On AG News it costs a classifier of the
 terms nothing at eps 4, and 0.17 of 0.52 at eps 1 (docs/dp_kps.md)."""
 
+LISTED_BYTES = 1_000_000
+"""The bytes of the frequent words of a language are fewer."""
+
 
 class DpKpsSettings(TextSettings):
     name: Literal["dp_kps"]
     engines: ClassVar[frozenset[str]] = TextSettings.engines | {"none"}
-    call_keys: ClassVar[frozenset[str]] = ENGINE_KEYS | ABOUT_KEYS | {
+    # The vocabulary may be of the words of data.language.
+    call_keys: ClassVar[frozenset[str]] = ENGINE_KEYS | ABOUT_KEYS - {"data.language"} | {
         "method.document_type", "method.label_in_prompt", "method.few_shot",
         "method.few_shot_examples", "method.max_tokens", "method.generation_temperature",
         "method.least_terms", "method.max_retries", "method.template", "method.schema",
@@ -44,9 +48,15 @@ class DpKpsSettings(TextSettings):
             "temperature": 1.0, "threshold": 0.0, "contrast": 0.0, "label_in_prompt": False,
         },
     }  # fmt: skip
-    vocabulary: str = Field(description="a file of public terms, one a line, or `term<tab>count`")
-    stop_words: Literal["english", "keep"] = Field(
-        "english", description="english: the vocabulary without English function words"
+    vocabulary: str | None = Field(
+        None,
+        description="a file of public terms, one a line, or `term<tab>count`; null: the frequent "
+        "words of data.language",
+    )
+    stop_words: Literal["language", "english", "keep"] = Field(
+        "language",
+        description="language: the vocabulary without the function words of data.language, of "
+        "English if it is not set; english: without the English ones",
     )
     phrases_per_record: int = Field(
         10, ge=1, le=10_000, description="S, the first distinct terms of a record"
@@ -145,8 +155,14 @@ class DpKpsSettings(TextSettings):
         return 1.0 if self.vocabulary_fdr is None else self.vocabulary_fdr
 
     @property
+    def uses_embedder(self) -> bool:
+        return self.estimator == "rff"
+
+    @property
     def shard_bytes(self) -> int:
         # An automaton of the terms, their vectors and counts.
+        if self.vocabulary is None:
+            return 32 * LISTED_BYTES
         file = Path(self.vocabulary)
         return 32 * file.stat().st_size if file.is_file() else 0
 

@@ -30,3 +30,7 @@ class TopicsSettings(MethodSettings):
         description="H, in standard deviations of the noise: a lower count is 0",
     )
     records: Count = Field(1000, description="sequences for the second method, of all labels")
+
+    @property
+    def uses_embedder(self) -> bool:
+        return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteLaplace
-from dpray.mechanisms.term_matcher import TermMatcher
+from dpray.mechanisms.term_matcher import TermMatcher, count_words
 from dpray.methods.dp_kps.mechanisms import VocabularyHistogram
 from dpray.methods.dp_kps.plan import english_stop_words, read_vocabulary
 from dpray.types import InputError
@@ -49,6 +50,20 @@ def found(terms: list[str], text: str, number: int = 100) -> list[str]:
         ([], "nothing", []),
         (["  ", "x"], "   x ", ["x"]),
         (["x"], "", []),
+        (["天气", "今天"], "今天天气好。明天天气", ["今天", "天气"]),
+        (["北京", "北京大学", "大学"], "北京大学", ["北京大学"]),
+        (["手机", "iphone", "phone"], "iPhone手机", ["iphone", "手机"]),
+        (["月", "3"], "3月", ["3", "月"]),
+        (["ภาษาไทย", "ไท"], "ผมพูดภาษาไทยได้", ["ภาษาไทย"]),
+        (["ก"], "กิน", []),
+        (["๑"], "๑๒", []),
+        (["كتاب"], "كِتَابٌ وكـــتاب", ["كتاب"]),
+        (["آمينَ"], "ا\u0653مين", ["آمينَ"]),
+        (["العربية"], "ﺍﻟﻌﺮﺑﻴﺔ", ["العربية"]),
+        (["stock", "ガス"], "ＳＴＯＣＫ、ｶﾞｽ", ["stock", "ガス"]),
+        (["istanbul", "ılık"], "İSTANBUL'da ILIK", ["istanbul", "ılık"]),
+        (["istanbul"], "i\u0307stanbul", ["istanbul"]),
+        (["groß"], "GROSS und GROẞ", ["groß"]),
     ],
 )
 def test_whole_words_and_the_longest_term(terms: list[str], text: str, expected: list[str]) -> None:
@@ -137,6 +152,36 @@ def test_a_unit_moves_the_counts_by_at_most_its_sensitivity(
     assert abs(moved).sum() <= one_count.sensitivity * histogram.dp_event.count == 4 * len(new)
 
 
+SCRIPTS = st.text(
+    st.sampled_from("今天气好ab ประเทศ\u0e34ءكتابـ\u064eｱﾞａßıİ\u0307\u0301\ud800 。,"), max_size=40
+)
+
+
+@given(
+    terms=st.lists(SCRIPTS, min_size=1, max_size=8),
+    texts=st.lists(SCRIPTS, max_size=5),
+    new=SCRIPTS,
+)
+def test_a_record_of_any_script_moves_at_most_s_counts_by_one(
+    terms: list[str], texts: list[str], new: str
+) -> None:
+    matcher, histogram = TermMatcher(terms), VocabularyHistogram(len(terms), 2, 1.0)
+
+    def counts(records: list[str]) -> np.ndarray:
+        return histogram.count(matcher.first_terms(text, 2) for text in records)
+
+    moved = counts([*texts, new]) - counts(texts)
+    assert moved.min() >= 0 and moved.max() <= 1 and moved.sum() <= 2
+    # What a record adds does not depend on the other records, nor on its Unicode form.
+    assert (moved == counts([new])).all()
+    assert (moved == counts([unicodedata.normalize("NFD", new)])).all()
+    assert (moved == counts([unicodedata.normalize("NFC", new)])).all()
+
+
+def test_words_of_scripts_without_spaces_are_letters() -> None:
+    assert count_words("今天天气好 ok, ja") == 7 and count_words("Ein Haus,  groß") == 3
+
+
 def test_the_worst_unit_is_one_whose_records_hold_the_same_terms() -> None:
     histogram = VocabularyHistogram(6, 4, 1.0, records_per_unit=2)
     counts = histogram.count([[1, 2, 3, 4, 5], [4, 3, 2, 1, 0]])
@@ -203,13 +248,13 @@ def test_ties_are_broken_at_random() -> None:
 def test_a_file_of_terms(tmp_path: Path, data: bytes, terms: list[str]) -> None:
     path = tmp_path / "terms.txt"
     path.write_bytes(data)
-    assert read_vocabulary(path) == terms
+    assert [*read_vocabulary(path)] == terms
 
 
 def test_stop_words_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "terms.txt"
     path.write_bytes(b"The\nof mice\nof\nmouse\n")
-    assert read_vocabulary(path, "english") == ["of mice", "mouse"]
+    assert [*read_vocabulary(path, english_stop_words())] == ["of mice", "mouse"]
 
 
 def test_stop_words_are_those_of_scikit_learn() -> None:
@@ -232,7 +277,7 @@ def test_a_bad_file_of_terms(tmp_path: Path, data: bytes | None, message: str) -
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(InputError, match=rf"method\.vocabulary: .*{message}") as raised:
-        read_vocabulary(path, "english")
+        read_vocabulary(path, english_stop_words())
     assert "secret" not in str(raised.value)
     with pytest.raises(InputError, match=r"method\.vocabulary"):
         read_vocabulary(tmp_path)  # a folder

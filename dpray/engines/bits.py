@@ -1,0 +1,73 @@
+"""`bits_per_byte` measures how well a language model predicts a public text."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from dpray.engines.base import (
+    Engine,
+    HostSync,
+    LockstepGroup,
+    PlainPrompt,
+    Selected,
+    Selection,
+    SelectorSpec,
+)
+from dpray.extras import Late
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Late("torch")
+
+MOST_TOKENS = 64
+"""So many tokens of a text are read, one after the other."""
+
+
+def bits_per_byte(engine: Engine, text: str) -> float | None:
+    """Return the cross-entropy of the beginning of a public text in bits for each of its bytes in
+    UTF-8; None for an empty text, or if the model's logits are no numbers."""
+    most = min(MOST_TOKENS, engine.context_length // 2)
+    begun = engine.truncate(text, most)
+    start, *tokens = engine.encode(PlainPrompt(begun))
+    if not begun or not tokens:
+        return None
+    spec = SelectorSpec("dpray.engines.bits:Reader", {"tokens": tokens})
+    group = LockstepGroup("bits", (), (start,), spec, len(tokens))
+    [result] = engine.decode_lockstep([group])
+    nats: float = result.state["nats"]
+    return nats / math.log(2) / len(begun.encode()) if math.isfinite(nats) else None
+
+
+class Reader:
+    """Continues the public prompt with given tokens, and adds up how unlikely the model finds
+    them."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens, self._read, self._nats = tokens, 0, 0.0
+
+    def add(
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
+    ) -> None:
+        """There are no private rows."""
+
+    def select(
+        self,
+        logits_private_SV: torch.Tensor,
+        highest_S: torch.Tensor,
+        logits_public_V: torch.Tensor,
+    ) -> Selection:
+        likely = logits_public_V.float().log_softmax(-1)[self._tokens[self._read]]
+        return HostSync(likely, torch.stack, self._take)
+
+    def _take(self, likely: torch.Tensor) -> Selected:
+        self._nats -= float(likely)
+        self._read += 1
+        return Selected(self._tokens[self._read - 1])
+
+    def state(self) -> dict[str, Any]:
+        return {"nats": self._nats}
