@@ -127,6 +127,23 @@ def test_an_unknown_preset_and_a_contradiction_name_the_key_and_the_remedy(
     assert ("the preset's" in str(wrong.value)) is ("the preset's" in message)
 
 
+def test_a_plan_names_the_preset_s_key_that_does_not_fit(
+    tree: Callable[..., dict[str, Any]],
+) -> None:
+    for name, preset, keys, message in (
+        (
+            "private_prediction",
+            "paper_svt_0.5",
+            {"batches": "poisson"},
+            r"sparse_vector: is for dis",
+        ),
+        ("private_prediction", "paper", {"texts": 9}, r"texts: for Poisson batches; disjoint ones"),
+        ("dp_sgd", "paper", {}, r"batch_size: 4096 is more than data\.public_size 60"),
+    ):
+        with pytest.raises(InputError, match=rf"^method\.{message}"):
+            registry.make_plan(parse_config(tree(name, preset, **keys)))
+
+
 def test_a_preset_in_a_chain_and_one_of_a_method_without_any(settings: Settings) -> None:
     first = {"name": "dp_kps", "vocabulary": "words.txt", "preset": "paper"}
     tree = {key: value for key, value in settings().items() if key != "method"}
