@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
@@ -24,6 +25,8 @@ from dpray.io.formats import (
 )
 from dpray.io.text_files import (
     LONGEST_ROW,
+    MARKS,
+    UTF_8,
     bad_bytes,
     text_lines,
     too_long,
@@ -149,6 +152,49 @@ def read_csv(
                 continue
             yield where, _csv_row(where, opened, cells, form, reads)
         number += 1
+
+
+def last_row(
+    name: str,
+    start: bytes,
+    tail: bytes,
+    opened: OpenCsv,
+    form: FileFormat,
+    reads: Callable[[str], bool],
+) -> tuple[Where, Row | InputError] | None:
+    """Return the last row of a file of CSV by its first bytes and its last ones, which begin at a
+    multiple of 4. None if they do not tell it: their line may be the end of a cell that has
+    several."""
+    if (text := _last_line(start, tail, opened.encoding)) is None:
+        return None
+    where = Where(name, 0, typed=False)
+    dialect = _dialect("", name, replace(form, delimiter=opened.delimiter))
+    if form.quote:
+        with suppress(csv.Error):
+            next(csv.reader([f"{form.quote}\n", text], **dialect))
+            return None
+    try:
+        cells = next(csv.reader([text], **dialect), [])
+    except csv.Error:
+        return where, _not_csv(where, form)
+    return where, _csv_row(where, opened, cells, form, reads)
+
+
+def _last_line(start: bytes, tail: bytes, encoding: str) -> str | None:
+    """Return the last line that is not empty; None if the bytes do not tell it."""
+    line_end = "\n".encode("utf-8" if encoding == UTF_8 else encoding)
+    if line_end == b"\n":
+        _, found, line = tail.rstrip(b"\r\n").rpartition(b"\n")
+        with suppress(UnicodeError):
+            return line.decode(encoding, "surrogateescape") if found else None
+        return None
+    if not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+        return None
+    # The mark tells the order of bytes. Half a character may only be before the line.
+    mark = next((mark for mark in MARKS if start.startswith(mark)), b"")
+    decoded = (mark + tail).decode(encoding, "replace")
+    _, is_line, text = decoded.rstrip("\r\n").rpartition("\n")
+    return text if is_line and "\ufffd" not in text else None
 
 
 def _csv_row(

@@ -121,10 +121,11 @@ class Piece:
 @dataclass(frozen=True)
 class Where:
     """A row's place, for error messages. Rows count from 1, without a CSV's header; of JSONL, lines
-    count. The cells of a `typed` file may be numbers, true or false; in others all are texts. An
-    error about a column ends with the `hint`, if there is one, and then names no column. No key is
-    shown of the nested objects in `varied`, which are dotted names. A sheet's rows are shown with
-    the numbers that they have there: `above` come before the first."""
+    count. 0 is the last row, if its number is not known. The cells of a `typed` file may be
+    numbers, true or false; in others all are texts. An error about a column ends with the `hint`,
+    if there is one, and then names no column. No key is shown of the nested objects in `varied`,
+    which are dotted names. A sheet's rows are shown with the numbers that they have
+    there: `above` come before the first."""
 
     file: str
     row: int
@@ -134,7 +135,8 @@ class Where:
     above: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
-        return f"{base_name(self.file)}, row {self.row + self.above}"
+        row = f"row {self.row + self.above}" if self.row else "the last row"
+        return f"{base_name(self.file)}, {row}"
 
 
 def base_name(file: str) -> str:

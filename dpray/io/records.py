@@ -11,6 +11,7 @@ import shutil
 import struct
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ import pyarrow.parquet
 
 from dpray.io.columns import column_of, dotted_names, listed_names, varied_objects
 from dpray.io.content import LOOKED_AT, check_content
+from dpray.io.csv_files import last_row as last_csv_row
 from dpray.io.csv_files import open_csv, read_csv, titles_above
 from dpray.io.file_list import filesystem_of
 from dpray.io.formats import (
@@ -63,6 +65,12 @@ UNPACKED, TIMES = 1 << 30, 200
 texts rarely shrink to a twentieth, but a few MB may unpack to more than a disk holds."""
 
 READ_BYTES = 1 << 20
+
+TAIL = 1 << 16
+"""Bytes at the end of a file of CSV that tell its last row."""
+
+LOOKED_THROUGH = 256 << 20
+"""A compressed file of CSV is unpacked for its last row if it has no more bytes than this."""
 
 COMPARED = 20
 """The first rows of a file whose nested keys are compared."""
@@ -117,6 +125,47 @@ def scan_piece(piece: Piece) -> Scanned:
     named = folder_columns(piece.file)
     for where, row in _with_varied(_scanned(piece)):
         yield where, row if isinstance(row, InputError) or not named else named | row
+
+
+def last_row(piece: Piece) -> tuple[Where, Row | InputError] | None:
+    """Return the last row of a file of CSV, which may be a total, by its last bytes; None for other
+    files, for compressed ones of more than `LOOKED_THROUGH` bytes, and if the bytes do not tell it.
+    Raises InputError."""
+    file, form = piece.file, piece.format
+    if kind_of(file) not in ("csv", "zip"):
+        return None
+    try:
+        with _opened(file) as (kind, stream):
+            if kind != "csv" or (tail := _last_bytes(stream)) is None:
+                return None
+        if not tail:
+            return next(iter(deque(scan_piece(piece), maxlen=1)), None)
+        with _opened(file) as (_, stream):
+            buffered = io.BufferedReader(stream, READ_BYTES)
+            start = buffered.peek(4)[:4]
+            opened = open_csv(file, buffered, form)
+            found = last_csv_row(file, start, tail, opened, form, piece.reads)
+    except CORRUPT as error:
+        raise _unreadable(file, error) from None
+    if found is None or isinstance(found[1], InputError):
+        return found
+    return found[0], folder_columns(file) | found[1]
+
+
+def _last_bytes(stream: Any) -> bytes | None:
+    """Return the last bytes of a file, from a multiple of 4 on; none of a file that is no longer
+    than these, and None for one that is too long to be unpacked for them."""
+    if not isinstance(stream, _Unpacked):
+        size = stream.size()
+        begin = (size - TAIL) // 4 * 4
+        return stream.read_at(size - begin, begin) if size > TAIL else b""
+    tail, size = b"", 0
+    while found := stream.read(READ_BYTES):
+        size += len(found)
+        if size > LOOKED_THROUGH:
+            return None
+        tail = (tail + found)[-TAIL:]
+    return tail[-size % 4 :] if size > TAIL else b""
 
 
 def _with_varied(rows: Scanned) -> Scanned:

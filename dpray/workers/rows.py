@@ -20,7 +20,7 @@ from dpray.io.after import after
 from dpray.io.columns import column_of, is_empty, is_known, match_label, value_name
 from dpray.io.file_list import file_digest, list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
-from dpray.io.records import count_rows, cut, numbered, read_piece
+from dpray.io.records import count_rows, cut, last_row, numbered, read_piece
 from dpray.io.units import unit_of
 from dpray.mechanisms.batches import content_id, content_rank
 from dpray.types import DprayError, InputError, is_interruption
@@ -57,8 +57,9 @@ MOST_TASKS = 1000
 
 
 def check_first_records(data: DataConfig) -> None:
-    """Raise InputError, as `record_rows` does, if the first row of a file is no record, or if no
-    file has a row. A stray file is found so, and a column that is mistyped."""
+    """Raise InputError, as `record_rows` does, if the first row of a file or the last one of CSV is
+    no record, or if no file has a row. A stray file is found so, a column that is mistyped, and a
+    total below a table."""
     has_rows = False
     for piece in data_pieces(data):
         try:
@@ -69,8 +70,22 @@ def check_first_records(data: DataConfig) -> None:
             if not has_rows:
                 raise
             raise InputError(f"{error}; is it data, as the files before it are?") from None
+        _check_last(piece, data)
     if not has_rows:
         raise InputError(f"data.path: {data.path} holds no rows")
+
+
+def _check_last(piece: Piece, data: DataConfig) -> None:
+    if (last := last_row(piece)) is None:
+        return
+    where, row = last
+    try:
+        if isinstance(row, InputError):
+            raise row
+        to_row(where, row, data)
+    except InputError as error:
+        hint = "" if "total" in str(error) else "; if the row is a total, remove it"
+        raise InputError(f"{error}{hint}") from None
 
 
 def data_pieces(data: DataConfig) -> list[Piece]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
 import json
+import zipfile
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -16,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.config.config import DataConfig
+from dpray.io import records
 from dpray.io.columns import is_empty, value_name
 from dpray.io.formats import Piece, folder_columns
 from dpray.io.records import cut, read_piece, scan_piece
@@ -35,6 +40,94 @@ def data(path: Path, **keys: Any) -> DataConfig:
 
 def lines(path: Path, *rows: Any) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+TABLE = "text,label,n\n" + "Marlowe,a,1\n"
+REST = 'Marlowe,a,1\n"two\nlines",b,2\n' * 5000
+
+
+@pytest.mark.parametrize(
+    ("total", "why"),
+    [
+        ("Total,10000\n", "too few; correct the row, or remove it if it is a total"),
+        ("Total,,10000", "label is not one of data.labels; if the row is a total, remove it"),
+        ('"Total","","10,000"\r\n\r\n', "label is not one of data.labels; if the row is a total"),
+        (",,10000\n", "the text is empty .*; if the row is a total"),
+        ('Total,a,"10000\n', "not valid CSV"),
+        ("\xff,a,1\n", "the bytes are not valid UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("rest", ["", REST])
+def test_a_total_below_a_table_is_refused_before_the_charge(
+    tmp_path: Path, total: str, why: str, rest: str
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes((TABLE + rest + total).encode("latin-1"))
+    place = "the last row" if rest else "row 2"
+    with pytest.raises(InputError, match=rf"^a\.csv, {place}: .*{why}") as refused:
+        check_first_records(data(file))
+    assert "Marlowe" not in str(refused.value) and "Total" not in str(refused.value)
+
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "zst": lambda plain: pa.compress(plain, "zstd", asbytes=True),
+}
+
+
+def zipped(plain: bytes) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.csv", plain)
+    return held.getvalue()
+
+
+@pytest.mark.parametrize("packed", [None, *PACKED, "zip"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("rest", ["", "x" + REST, "xy😀" + REST])
+@pytest.mark.parametrize("total", ["Total,10000\n", "Märlowe,b,3\r\n"])
+def test_a_total_is_found_in_any_compression_and_encoding(
+    tmp_path: Path, packed: str | None, encoding: str, rest: str, total: str
+) -> None:
+    plain = (TABLE + rest + total).encode(encoding)
+    file = tmp_path / ("a.csv" if packed is None else f"a.csv.{packed}")
+    file.write_bytes((PACKED | {"zip": zipped}).get(packed or "", bytes)(plain))
+    found = data(file, **({"encoding": encoding} if encoding == "utf-16-be" else {}))
+    if total.startswith("M"):
+        check_first_records(found)
+        return
+    with pytest.raises(InputError, match=r": not as many fields .* if it is a total"):
+        check_first_records(found)
+
+
+def test_a_very_long_compressed_file_is_not_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress((TABLE + REST + "Total,1\n").encode()))
+    monkeypatch.setattr(records, "LOOKED_THROUGH", len(TABLE + REST))
+    check_first_records(data(tmp_path / "a.csv.gz"))
+
+
+@pytest.mark.parametrize(
+    ("last", "keys"),
+    [
+        ("Marlowe,b,3\n\n", {}),
+        ("Marlowe,b,3", {"encoding": "cp1252"}),
+        ('"Marlowe\nMarlowe,x,y\nMarlowe",b,3\n', {}),
+        # The end of a cell, though it looks like a row.
+        ('"Marlowe\n,"",""",b,3\n', {}),
+        (' ,b,3\n', {"empty": "skip"}),
+        ("Märlowe,b,3\n", {"encoding": "utf-16"}),
+    ],
+)  # fmt: skip
+def test_a_last_row_that_is_a_record_or_cannot_be_told_is_none(
+    tmp_path: Path, last: str, keys: dict[str, Any]
+) -> None:
+    (tmp_path / "a.csv").write_bytes((TABLE + REST + last).encode(keys.get("encoding", "utf-8")))
+    found = data(tmp_path / "a.csv", **keys)
+    check_first_records(found)
+    assert len([*record_rows(data_pieces(found)[0], found)]) == 10_002 - ("empty" in keys)
 
 
 @pytest.mark.parametrize(
