@@ -1,5 +1,5 @@
-"""Counts the tensor operations that choose a step's tokens, and how often the host waits for a
-value.
+"""Counts the tensor operations that choose a step's tokens, how often the host waits for a value,
+and the memory that they take.
 
     python -m benchmarks.bench_selection [--json] [--rows 16] [--vocabulary 4096]
 
@@ -9,11 +9,13 @@ one: tensors of torch's "meta" device have shapes and no numbers, so an operatio
 a number fails. They hold up to 2^24 logits in a step; more are worked on in parts.
 A group has `--rows` private rows; the logits of all groups are in one matrix, as an engine has
 them. The engine's own look at the rows' highest logits, and at which rows are finite, counts too.
+Memory is the most that lives at a time next to these logits.
 """
 
 from __future__ import annotations
 
 import json
+import weakref
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,14 +61,16 @@ class Counts:
     groups: int
     operations: int
     waits: int
+    bytes: int
 
 
 class Counted(TorchDispatchMode):
-    """Counts the operations that run under it, by what the device does."""
+    """Counts the operations that run under it, by what the device does, and the most bytes of their
+    results that live at a time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations = self.waits = 0
+        self.operations = self.waits = self.bytes = self.living = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -80,11 +84,23 @@ class Counted(TorchDispatchMode):
             self.waits += 1
             return torch.zeros(args[0].shape, dtype=args[0].dtype)
         found = func(*args, **kwargs)
-        on_device = any(
-            isinstance(each, torch.Tensor) and each.is_meta for each in tree_leaves(found)
-        )
-        self.operations += on_device and name not in VIEWS
+        given, made = storages(args), storages(found)
+        self.operations += bool(made) and name not in VIEWS
+        for storage in (made[key] for key in made.keys() - given.keys()):
+            self.living += storage.nbytes()
+            weakref.finalize(storage, self._freed, storage.nbytes())
+        self.bytes = max(self.bytes, self.living)
         return found
+
+    def _freed(self, size: int) -> None:
+        self.living -= size
+
+
+def storages(values: object) -> dict[int, torch.UntypedStorage]:
+    """Return the memory of tensors on the device, which several may share."""
+    tensors = (each for each in tree_leaves(values) if isinstance(each, torch.Tensor))
+    found = (each.untyped_storage() for each in tensors if each.is_meta)
+    return {id(storage): storage for storage in found}
 
 
 class AnyToken:
@@ -104,7 +120,9 @@ class AnyToken:
 
 def counts(way: str, groups: int, rows: int, vocabulary: int) -> Counts:
     """Count one step of `groups` groups."""
-    mechanism = PrivateToken(batch_size=rows, private_tokens=8, public_temperature=1.0, **WAYS[way])
+    mechanism = PrivateToken(
+        batch_size=max(1, rows), private_tokens=8, public_temperature=1.0, **WAYS[way]
+    )
     device = torch.device("meta")
     chosen = [PrivateTokenSelector(mechanism.values, new_key()) for _ in range(groups)]
     for selector in chosen if "schema" in way else []:
@@ -121,7 +139,7 @@ def counts(way: str, groups: int, rows: int, vocabulary: int) -> Counts:
             ]
         )
     assert all(isinstance(end, Selected) for end in ends), ends
-    return Counts(way, groups, counted.operations, counted.waits)
+    return Counts(way, groups, counted.operations, counted.waits, counted.bytes)
 
 
 def main(
@@ -131,9 +149,10 @@ def main(
     if as_json:
         print(json.dumps([asdict(each) for each in found]))
         return
-    table = Table("way", "groups", "operations a step", "waits a step")
+    table = Table("way", "groups", "operations a step", "waits a step", "memory, of the logits")
     for each in found:
-        table.add_row(each.way, *map(str, (each.groups, each.operations, each.waits)))
+        memory = f"{each.bytes / (each.groups * (rows + 1) * vocabulary * 4):.1f}"
+        table.add_row(each.way, *map(str, (each.groups, each.operations, each.waits)), memory)
     Console().print(table)
 
 

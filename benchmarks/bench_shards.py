@@ -52,7 +52,7 @@ from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
 from dpray.methods.private_prediction.release import batches_of
 from dpray.methods.registry import make_plan, run
 from dpray.workers.cluster import start_ray
-from dpray.workers.groups import group_texts
+from dpray.workers.gathering import batch_texts
 from dpray.workers.rows import record_rows
 
 DEMO_MODEL = Path(dpray.__file__).parent / "demo" / "model"
@@ -166,7 +166,7 @@ def measure_run(rows: int, batch_size: int) -> dict[str, Any]:
 
 
 def count(table: pa.Table) -> dict[str, list[int]]:
-    batches = group_texts(table.to_pylist())
+    batches = batch_texts(table.to_pylist())
     rows = sum(map(len, batches.values()))
     return {"batches": [len(batches)], "rows": [rows], "bytes": [table.nbytes]}
 

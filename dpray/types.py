@@ -137,15 +137,16 @@ def ledger_command(name: str, ledger: str, dataset: str, budget: Budget) -> str:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A user turn and the beginning of the answer. `repr` shows neither: both may
-    hold private text.
+    """A user turn and the beginning of the answer, with a public system turn before both if it is
+    not "". `repr` shows none: two may hold private text.
 
-    Engines apply the model's chat template if it has one; otherwise the prompt is `user`, a blank
-    line, `prefix`, with the model's bos token before it.
+    Engines apply the model's chat template if it has one; otherwise the prompt is `system`, `user`
+    and `prefix`, with blank lines between them and the model's bos token before.
     """
 
     user: str = field(repr=False)
     prefix: str = field(default="", repr=False)
+    system: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)

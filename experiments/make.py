@@ -1,5 +1,5 @@
-"""Writes docs/results.md, and the pages of all tables, of texts and of GPUs beside this script,
-from the finished runs and from the figures in measured/.
+"""Writes docs/results.md, the headlines of docs/papers.md, and the pages of all tables, of texts
+and of GPUs beside this script, from the finished runs and from the figures in measured/.
 
 What follows the line BY_HAND in a section stays as it is, as does a section without a function.
 Needs the folder ../shared with its texts. With `--only WORDS` only the sections are written again
@@ -13,6 +13,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import algorithm_1
 import chains_table
 import dp_sgd_signal
 import drugs_table
@@ -20,7 +21,9 @@ import four_methods
 import four_methods_picture
 import four_methods_table
 import gpu_table
+import kps_over_n
 import many_texts
+import papers_table
 import peers_table
 import peers_texts
 import regret
@@ -76,8 +79,11 @@ RESULTS: Sections = {
     "New facts, in sentences": drugs_table.section,
     "More records": sizes_picture.section,
     "More texts": many_texts.section,
+    "DP-KPS at the paper's size": kps_over_n.section,
+    "Algorithm 1 as printed": algorithm_1.section,
     "With public texts of the kind": four_methods_picture.section,
     "A smaller model": None,
+    "First releases": None,
 }
 
 TABLES: Sections = {
@@ -99,8 +105,25 @@ TEXTS: Sections = {
     for name in four_methods.SETS
 }
 
+PAPERS_HEAD = """# The four papers
+
+dpray follows four papers. This page puts their figures next to ours, and names the place of every
+line, equation, default, prompt, metric and ablation, with the reason where dpray differs.
+"""
+
+PAPERS: Sections = {
+    "Headlines": papers_table.section,
+    "Presets": None,
+    "Private prediction (Amin": None,
+    "DP-KPS (Nagesh": None,
+    "Aug-PE (Xie": None,
+    "DP-SGD (Yue": None,
+    "Why neither Opacus nor FAISS": None,
+}
+
 PAGES: dict[Path, tuple[str, Sections]] = {
     HERE.parent / "docs" / "results.md": (RESULTS_HEAD, RESULTS),
+    HERE.parent / "docs" / "papers.md": (PAPERS_HEAD, PAPERS),
     HERE / "results_tables.md": (TABLES_HEAD, TABLES),
     HERE / "results_texts.md": (TEXTS_HEAD, TEXTS),
     HERE / "results_gpu.md": (gpu_table.HEAD, gpu_table.sections()),

@@ -125,7 +125,7 @@ WORKERS = (
 
 def test_a_process_on_ray_imports_no_more_than_it_needs() -> None:
     code = (
-        f"import sys, dpray.workers.groups, dpray.workers.shards, {', '.join(WORKERS)}; "
+        f"import sys, dpray.workers.gathering, dpray.workers.shards, {', '.join(WORKERS)}; "
         "print(*(name for name in sys.argv[1:] if name in sys.modules))"
     )
     command = [sys.executable, "-c", code, *HEAVY, "ray.data"]

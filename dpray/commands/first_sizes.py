@@ -36,7 +36,7 @@ def first_sizes(text: str) -> tuple[dict[str, int], str]:
             config = parse_config(tree | {"method": tree["method"] | sizes})
             if (rates := rates_here(config)) is None:
                 return found
-            forecast = Forecast.of(make_plan(config).work, rates, config, 0.0, None)
+            forecast = Forecast.of(make_plan(config).work, rates, config)
             found = sizes, forecast.duration
             if forecast.hours <= HOURS:
                 break

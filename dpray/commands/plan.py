@@ -27,6 +27,7 @@ from dpray.runs.forecast import (
     Forecast,
     Work,
     given_rates,
+    may_be_on_gpu,
     rates_here,
     rates_of_run,
 )
@@ -91,8 +92,7 @@ def plan(
 ) -> None:
     """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
     loaded = dpray.load(config, *overrides or [])
-    on_gpu = loaded.engine.gpu_memory_gib is not None or may_have_gpu()
-    prepare_to_plan(context, on_gpu)
+    prepare_to_plan(context, may_be_on_gpu(loaded))
     speed = Speed(rate_from, tokens_per_second, per_hour)
     if compare or loaded.method.name == "auto":
         speed.refuse("is for the plan of one method, not for a comparison")
@@ -101,7 +101,7 @@ def plan(
     if write is not None:
         raise InputError("--write: is for --compare, or for method.name auto")
     speed.check()
-    _plan_one(loaded, speed, on_gpu, as_json)
+    _plan_one(loaded, speed, as_json)
 
 
 def prepare_to_plan(context: typer.Context, on_gpu: bool | None = None) -> None:
@@ -141,7 +141,7 @@ class Speed:
         if not 0 <= self.per_hour < math.inf:
             raise InputError(f"{PRICE}: a price of at least 0")
 
-    def forecast(self, config: Config, work: Work, on_gpu: bool) -> Forecast | None:
+    def forecast(self, config: Config, work: Work) -> Forecast | None:
         if self.tokens_per_second is not None:
             rates = given_rates(self.tokens_per_second, work)
         elif self.rate_from is not None:
@@ -150,10 +150,7 @@ class Speed:
             return None
         else:
             rates = usual
-        gpus = config.runtime.gpus_per_actor
-        if gpus is None:
-            gpus = config.engine.gpus if on_gpu and config.engine.is_local else 0
-        return Forecast.of(work, rates, config, gpus, self.per_hour)
+        return Forecast.of(work, rates, config, self.per_hour)
 
 
 def _time(forecast: Forecast | None, is_given: bool, work: Work) -> dict[str, str]:
@@ -176,13 +173,13 @@ EMPTY = {
 UNSAID = "nothing about the texts: data.about says what they are"
 
 
-def _plan_one(loaded: Config, speed: Speed, on_gpu: bool, as_json: bool) -> None:
+def _plan_one(loaded: Config, speed: Speed, as_json: bool) -> None:
     with progress_bar("planning") as on_progress:
         if loaded.engine.is_local and is_at_hand(loaded.engine.model):
             on_progress(Progress("finding the model"))
         made = dpray.plan(loaded)
         work = made.work
-    forecast = speed.forecast(loaded, work, on_gpu)
+    forecast = speed.forecast(loaded, work)
     summary = made.summary()
     if as_json:
         tokens: dict[str, Any] = {"tokens": asdict(work)}
@@ -195,7 +192,7 @@ def _plan_one(loaded: Config, speed: Speed, on_gpu: bool, as_json: bool) -> None
     table.add_row("guarantee", _guarantee(summary))
     table.add_row("a person", person_in_words(Guarantee.model_validate(summary)))
     table.add_row("method", summary["method"]["name"])
-    for name, value in made.lines().items():
+    for name, value in (_presets(summary) | made.lines()).items():
         table.add_row(name, value)
     if work != Work():
         table.add_row("tokens", work.describe(loaded))
@@ -215,6 +212,15 @@ def _plan_one(loaded: Config, speed: Speed, on_gpu: bool, as_json: bool) -> None
         console.print(f"{count} x {words}: eps {epsilon:.4f} on {whose} own")
     for warning in summary["warnings"]:
         console.note("warning", "yellow", warning)
+
+
+def _presets(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return the line of each method's preset, with the keys that it sets, if there is any."""
+    words = [
+        f"{of['preset']} of {name}: {json.dumps(of['keys'])[1:-1]}".replace('"', "")
+        for name, of in summary.get("presets", {}).items()
+    ]
+    return {"preset": "\n".join(words)} if words else {}
 
 
 def _mechanism_in_words(event: Mapping[str, Any]) -> str:

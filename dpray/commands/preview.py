@@ -44,7 +44,7 @@ def show_preview(found: dict[str, Any], config: str, console: Terminal) -> None:
     console.note("dpray preview", "bold", "texts without private records; nothing is charged")
     prompt = found["prompt"]
     console.print(Text("Prompt", "bold"), found["model"], sep=": ", soft_wrap=True)
-    for line in filter(None, (prompt["user"], prompt["prefix"])):
+    for line in filter(None, (prompt["system"], prompt["user"], prompt["prefix"])):
         console.print(line, style="dim", highlight=False, soft_wrap=True)
     console.print()
     for each in found["texts"]:

@@ -13,7 +13,7 @@ from rich.text import Text
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.config.config import Config
-from dpray.io.columns import cut_share
+from dpray.io.columns import cut_advice, cut_share
 from dpray.io.records import read_rows
 from dpray.runs.folder import TABLES
 from dpray.runs.privacy_report import PrivacyReport, parse_report
@@ -90,10 +90,8 @@ def advice(folder: Path) -> str | None:
         return None
     rows = [row for _, row in islice(read_rows(str(path)), LOOKED_AT)]
     texts = [str(row["text"]) for row in rows]
-    cut = cut_share(rows)
-    if cut is not None and cut >= MANY:
-        why = f"{cut:.0%} of the texts reached method.max_tokens"
-        return f"{why}: raise it; dpray check shows what that costs"
+    if (cut := cut_advice(cut_share(rows))) is not None:
+        return cut
     if (alike := 1 - len(set(texts)) / max(1, len(texts))) >= MANY:
         return f"{alike:.0%} of the texts repeat another: raise method.temperature"
     odd = sum(2 * sum(map(_is_of_words, text)) < len(text) for text in texts)

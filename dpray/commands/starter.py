@@ -149,7 +149,7 @@ def starter_values(
     }
 
 
-def starter(values: Mapping[str, object]) -> str:
+def starter(values: Mapping[str, Any]) -> str:
     """Return the commented YAML of a configuration. `sizes` are keys of `method`, and `time` is
     what a run with them takes."""
     pages = Environment(
@@ -159,7 +159,8 @@ def starter(values: Mapping[str, object]) -> str:
         keep_trailing_newline=True,
     )
     pages.filters["scalar"] = _scalar
-    return pages.get_template("starter.yaml.j2").render({"sizes": {}, "time": ""} | dict(values))
+    page, sizes = pages.get_template("starter.yaml.j2"), dict(values.get("sizes", {}))
+    return page.render({"time": ""} | dict(values) | {"sizes": sizes})  # the page takes them out
 
 
 def write_checked(target: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
@@ -23,7 +23,7 @@ from pydantic import (
 from dpray.io.files import names_cloud
 from dpray.io.languages import DEFAULT_EMBEDDER
 from dpray.io.table_schema import read_schema_file
-from dpray.types import DATASET_NAME, DATASET_RULE
+from dpray.types import DATASET_NAME, DATASET_RULE, did_you_mean
 
 LARGEST_EPSILON, SMALLEST_EPSILON = 1e6, 1e-3
 """The bounds square an epsilon, and find the noise of a small one by a grid as fine as it is
@@ -98,6 +98,16 @@ class MethodSettings(Section):
 class TextSettings(MethodSettings):
     """The keys of all methods that write texts."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    """Named values of the method's keys. `paper` is the paper's own setting (docs/papers.md)."""
+
+    # Left out of what a run keeps and releases: the keys that it sets are there.
+    preset: str | None = Field(
+        None,
+        exclude=True,
+        description="a named set of keys: paper, the paper's own, or another one of "
+        "docs/papers.md; a key that is given, too, keeps its value; null: none",
+    )
     schema: dict[str, object] | None = Field(  # type: ignore[assignment]
         None,
         description="the form of all texts, which is public: a JSON Schema, {regex: ...}, "
@@ -105,12 +115,43 @@ class TextSettings(MethodSettings):
         "that of conversations",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_sets_keys(cls, values: object) -> object:
+        """Put the preset's keys below those that are given."""
+        name = values.get("preset") if isinstance(values, dict) else None
+        if not isinstance(values, dict) or not isinstance(name, str):
+            return values
+        if name not in cls.presets:
+            known = ", ".join(cls.presets)
+            raise ValueError(
+                f"preset: there is none of this name{did_you_mean(name, cls.presets)}; "
+                f"one of {known}, or null"
+            )
+        return _over(cls.presets[name], values)
+
+    @property
+    def preset_keys(self) -> dict[str, object]:
+        """Return the keys whose values are the preset's, {} without a preset."""
+        own, values = self.presets.get(self.preset or "", {}), self.model_dump()
+        return {key: value for key, value in own.items() if values[key] == value}
+
     @field_validator("schema", mode="before")
     @classmethod
     def _schema_is_read(cls, schema: object) -> object:
         """Put the content of a file in place of its name: run.json has it, and no worker needs the
         file."""
         return read_schema_file(schema) if isinstance(schema, str) else schema
+
+
+def _over(below: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
+    """Return `values` over those of `below`; of two mappings with one key, the keys of both."""
+    both = {
+        key: _over(own, value)
+        for key, value in values.items()
+        if isinstance(own := below.get(key), Mapping) and isinstance(value, Mapping)
+    }
+    return {**below, **values, **both}
 
 
 def _kinds(annotation: object) -> set[object]:
@@ -176,7 +217,37 @@ class PrivacyConfig(Section):
         return epsilon
 
 
-class EngineConfig(Section):
+class Endpoint(Section):
+    """A model that may be behind an OpenAI-compatible endpoint."""
+
+    kind: str
+    model: str = ""
+    base_url: str | None = Field(None, description="the URL of an OpenAI-compatible endpoint")
+    api_key: str | None = Field(None, repr=False, description="the key of that endpoint")
+    max_in_flight: Count = Field(64, description="concurrent requests to that endpoint")
+    attempts: Count = Field(6, description="tries of a request before the run stops for now")
+    timeout: Positive = Field(120.0, description="seconds to wait for an answer of that endpoint")
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)  # a ValueError for brackets that are no address
+        # A release holds its configuration.
+        if "@" in parts.netloc:
+            raise ValueError("a name or password has no place in it; give api_key")
+        port = parts.port  # a ValueError for one that is no number
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise ValueError("no URL; it begins with http:// or https://, and often ends in /v1")
+        if re.search(r"\s", url) or parts.query or parts.fragment:
+            raise ValueError("blanks, `?` and `#` have no place in it")
+        if re.search("/(completions|embeddings|models)/*$", parts.path):
+            raise ValueError("ends where the API begins, often in /v1, without the path of a call")
+        return url
+
+
+class EngineConfig(Endpoint):
     kind: Literal["vllm", "transformers", "openai", "none"] = Field(
         "vllm", description="none: no language model (dp_kps only: the sequences themselves)"
     )
@@ -209,14 +280,9 @@ class EngineConfig(Section):
         description="KV cache on a CPU; null: enough for a batch, at least 2 and at most a quarter "
         "of the machine's memory",
     )
-    base_url: str | None = Field(None, description="the URL of an OpenAI-compatible endpoint")
-    api_key: str | None = Field(None, repr=False, description="the key of that endpoint")
     api: Literal["chat", "completions"] = Field(
         "chat", description="the API of that endpoint; completions for a base model"
     )
-    max_in_flight: Count = Field(64, description="concurrent requests to that endpoint")
-    attempts: Count = Field(6, description="tries of a request before the run stops for now")
-    timeout: Positive = Field(120.0, description="seconds to wait for an answer of that endpoint")
 
     @property
     def is_local(self) -> bool:
@@ -228,32 +294,52 @@ class EngineConfig(Section):
         """Return the GPUs of one copy of the model, which transformers does not split."""
         return self.tensor_parallel_size * self.pipeline_parallel_size if self.kind == "vllm" else 1
 
-    @field_validator("base_url")
-    @classmethod
-    def _is_url(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        parts = urlsplit(url)  # a ValueError for brackets that are no address
-        # A release holds its configuration.
-        if "@" in parts.netloc:
-            raise ValueError("a name or password has no place in it; give engine.api_key")
-        port = parts.port  # a ValueError for one that is no number
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise ValueError("no URL; it begins with http:// or https://, and often ends in /v1")
-        if re.search(r"\s", url) or parts.query or parts.fragment:
-            raise ValueError("blanks, `?` and `#` have no place in it")
-        if re.search("/(completions|embeddings|models)/*$", parts.path):
-            raise ValueError("ends where the API begins, often in /v1, without the path of a call")
-        return url
-
 
 ENGINE_KEYS = frozenset(f"engine.{name}" for name in EngineConfig.model_fields)
 ABOUT_KEYS = frozenset({"data.about", "data.label_about", "data.language"})
 """These keys only put words into prompts."""
 
 
-class EmbedderConfig(Section):
-    model: str = DEFAULT_EMBEDDER
+class EmbedderConfig(Endpoint):
+    """The embedder of votes, topics and the densities of DP-KPS. An endpoint gets PUBLIC texts
+    only: private ones are embedded by the run's own actors, from the model's files."""
+
+    kind: Literal["sentence_transformers", "openai"] = Field(
+        "sentence_transformers",
+        description="openai: an endpoint embeds PUBLIC texts (populations, terms, topics); private "
+        "texts never go there, so that votes and topics need the same model's files as well",
+    )
+    model: str = Field(DEFAULT_EMBEDDER, description="a folder, or a name on its hub")
+    max_in_flight: Count = Field(8, description="concurrent requests to that endpoint, of 64 texts")
+    served_name: str | None = Field(
+        None, description="the model's name at that endpoint; null: that of embedder.model"
+    )
+
+    @property
+    def shown(self) -> str:
+        """Return the model, as a report names it among the public inputs."""
+        return f"{self.model}, at an endpoint" if self.kind == "openai" else self.model
+
+    @field_validator("model")
+    @classmethod
+    def _is_no_address(cls, model: str) -> str:
+        if model.lower().startswith(("http://", "https://")):
+            raise ValueError(
+                "a URL; private texts go to no endpoint, so this names the model's files. An "
+                "endpoint for PUBLIC texts is embedder.kind openai with embedder.base_url"
+            )
+        return model
+
+    @model_validator(mode="after")
+    def _endpoint_for_openai(self) -> EmbedderConfig:
+        if self.kind == "openai" and self.base_url is None:
+            raise ValueError("base_url: embedder.kind openai needs the endpoint's URL")
+        if self.kind != "openai" and (self.base_url or self.api_key or self.served_name):
+            raise ValueError(
+                "kind: an endpoint is used with openai only, and for PUBLIC texts; without one, "
+                "leave out base_url, api_key and served_name"
+            )
+        return self
 
 
 class RuntimeConfig(Section):

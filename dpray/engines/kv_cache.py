@@ -29,6 +29,13 @@ CACHE_DIVISOR = 4
 """By default the KV cache takes at most a quarter of a machine's memory: the model and the rest of
 the run have to fit, too."""
 
+CHOICE = 2**29
+"""The bytes of a GPU that the choice of a step's tokens takes, whatever its rows and groups."""
+
+CHOICE_OF_LOGIT = 3 * 4 + 1
+"""The bytes that it takes for each logit besides: three float32 copies (the rows in the order of
+their groups, those of all groups side by side, cut to what schemas allow), and what is allowed."""
+
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -49,6 +56,12 @@ def cpu_cache_bytes(config: EngineConfig, needed: int) -> int:
     if config.kv_cache_gib is not None:
         return int(config.kv_cache_gib * GIB)
     return max(DEFAULT_BYTES, min(needed, machine_memory() // CACHE_DIVISOR))
+
+
+def choice_bytes(rows: int, vocabulary: int) -> int:
+    """Return the most bytes of a GPU that the choice of tokens takes in a step of so many rows,
+    next to the model and its logits."""
+    return CHOICE_OF_LOGIT * rows * vocabulary + CHOICE
 
 
 def gpu_memory(config: EngineConfig) -> int | None:
@@ -74,13 +87,14 @@ def may_have_gpu() -> bool:
     return True
 
 
-def gpu_cache_bytes(config: EngineConfig, text_config: object) -> int | None:
+def gpu_cache_bytes(config: EngineConfig, text_config: Any) -> int | None:
     """Return the size of the KV cache on the GPUs of one copy of the model: what its weights leave
-    of `engine.gpu_memory_utilization`. None without a GPU."""
+    and the choice of tokens leave of `engine.gpu_memory_utilization`. None without a GPU."""
     memory = gpu_memory(config)
     if memory is None:
         return None
-    left = config.gpu_memory_utilization * memory * config.gpus
+    chosen = choice_bytes(config.max_num_seqs, text_config.vocab_size)
+    left = (config.gpu_memory_utilization * memory - chosen) * config.gpus
     return max(0, int(left) - parameters(text_config) * BYTES.get(config.dtype, 4))
 
 

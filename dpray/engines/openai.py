@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
 from typing import Any
 
 import openai
@@ -15,7 +12,6 @@ import openai
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Completion,
-    EndpointBusy,
     EngineError,
     OnCompletion,
     Prompt,
@@ -23,16 +19,10 @@ from dpray.engines.base import (
     Sampling,
     Samplings,
 )
+from dpray.engines.endpoint import client_of, endpoint_errors, shown_code
 from dpray.engines.text import cut_at_stop
 
 _MISSING = object()
-
-LARGEST_ANSWER = 16 << 20
-"""The most bytes of an answer, far more than any text of `max_tokens` tokens takes."""
-
-UNPACKED_ENCODINGS = ("", "identity", "gzip", "deflate")
-"""Each of these unpacks a chunk to a thousand times its size at most; others, or several one after
-the other, unpack a few KB to GBs."""
 
 
 LEFT_OUT = ("max_tokens", "continue_final_message", "add_generation_prompt", "top_p", "stop",
@@ -47,71 +37,21 @@ UNKNOWN = re.compile(
 FILTERED = ("content_filter", "content_policy_violation")
 """With these codes an endpoint answers a prompt that its content filter refuses."""
 
-HINTS = {
-    401: "engine.api_key is not the endpoint's",
-    403: "engine.api_key may not do this",
-    404: "no such engine.model, or no such path: most values of engine.base_url end in /v1",
-}
-
-
-class AnswerRefused(openai.OpenAIError):
-    """The endpoint's answer is too large, or packed in a way that is not read. The client does not
-    ask again after it."""
-
-
-class _BoundedClient(openai.DefaultHttpxClient):
-    """An HTTP client for an endpoint that may answer with anything. It follows no redirect: the
-    prompts, and on the same host the key, would go to an address that nobody configured. An answer
-    has `seconds` in all after its headers: a timeout of HTTP libraries begins again with each
-    byte."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(timeout=seconds, follow_redirects=False)
-        self._seconds = seconds
-
-    def send(self, request: Any, **options: Any) -> Any:
-        options["stream"] = True
-        response: Any = super().send(request, **options)
-        try:
-            content = self._read(response)
-        finally:
-            response.close()
-        unpacked = [(k, v) for k, v in response.headers.items() if k != "content-encoding"]
-        return type(response)(
-            response.status_code, headers=unpacked, content=content, request=request
-        )
-
-    def _read(self, response: Any) -> bytes:
-        if response.headers.get("content-encoding", "").lower() not in UNPACKED_ENCODINGS:
-            raise AnswerRefused
-        end, content = monotonic() + self._seconds, bytearray()
-        for part in response.iter_bytes():
-            content += part
-            if len(content) > LARGEST_ANSWER:
-                raise AnswerRefused
-            if monotonic() > end:
-                raise openai.APITimeoutError(request=response.request)
-        return bytes(content)
-
 
 class OpenAIEngine:
     """A `TextGenerator` that calls an endpoint through the `openai` client.
 
-    `api` "chat" sends `Prompt.user` as the user message; a non-empty `prefix` follows as the
-    beginning of the assistant's message, which vLLM continues (the two extra body fields) and other
-    servers take as an example. "completions" sends `user`, a blank line and `prefix`. The client
-    itself tries a request `attempts` times in all, after rate limits, server errors, timeouts and
-    lost connections, and again without a parameter of `LEFT_OUT` that the model does not know. An
+    `api` "chat" sends `Prompt.user` as the user message, after a `system` message if there is one;
+    a non-empty `prefix` follows as the beginning of the assistant's message, which vLLM continues
+    (the two extra body fields) and other servers take as an example. "completions" sends them with
+    blank lines between them. A request is sent again without a parameter of `LEFT_OUT` that the
+    model does not know. An
     answer without content, or one that a content filter ended, is an empty text. A server that
     ignores `max_tokens` is not corrected: there is no tokenizer here. `top_k` is no parameter of
-    the API: it is sent in the body only if it is set. `api_key` None: the client's usual variable,
-    or none.
+    the API: it is sent in the body only if it is set.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        # They log requests, the first with their bodies, at level DEBUG.
-        for name in ("openai", "httpx", "httpx2"):
-            logging.getLogger(name).setLevel(logging.WARNING)
         self._config = config
         self.left_out: set[str] = set()
         """The parameters that the model does not know."""
@@ -141,41 +81,25 @@ class OpenAIEngine:
                 raise
             return completion
 
-        with self._client() as client, ThreadPoolExecutor(self._config.max_in_flight) as pool:
+        with (
+            client_of(self._config) as client,
+            ThreadPoolExecutor(self._config.max_in_flight) as pool,
+        ):
             found = list(pool.map(completed, calls))
         return [completion for completion in found if completion is not None]
 
-    def _client(self) -> openai.OpenAI:
-        options: dict[str, Any] = self._config.model_dump(include={"base_url", "timeout"})
-        # A local server wants no key.
-        key = self._config.api_key or os.environ.get("OPENAI_API_KEY", "none")
-        http_client = _BoundedClient(self._config.timeout)
-        retries = self._config.attempts - 1
-        return openai.OpenAI(api_key=key, max_retries=retries, http_client=http_client, **options)
-
     def _ask(self, client: openai.OpenAI, prompt: Prompt, sampling: Sampling) -> Completion:
         """Ask once. Raises EngineError, whose message quotes neither the prompt nor the answer."""
-        model, without = self._config.model, frozenset(self.left_out)
-        try:
-            return self._completion(self._answer(client, prompt, sampling, without), sampling)
-        except openai.APIStatusError as error:
-            if error.code in FILTERED:
-                return Completion("", 0, 0, finish_reason="content_filter")
-            unknown = _unknown_parameter(error)
-            if unknown is None or unknown in without:
-                kind = EndpointBusy if _may_pass(error.status_code) else EngineError
-                raise kind(f"{model}: {_why(error)}") from None
-        except AnswerRefused:
-            why = f"has more than {LARGEST_ANSWER:,} bytes, or is packed in a way that is not read"
-            raise EngineError(f"{model}: the endpoint's answer {why}") from None
-        except openai.OpenAIError as error:
-            nobody = type(error.__cause__).__name__ == "ConnectError"
-            lost = isinstance(error, openai.APIConnectionError) and not nobody
-            hint = ": nothing answers at engine.base_url" if nobody else ""
-            what = f"no answer from the endpoint ({type(error).__name__}){hint}"
-            raise (EndpointBusy if lost else EngineError)(f"{model}: {what}") from None
-        except (ValueError, RecursionError):  # also of 5,000 digits, and of 100,000 brackets
-            raise EngineError(f"{model}: the endpoint's answer has no valid JSON") from None
+        without = frozenset(self.left_out)
+        with endpoint_errors(self._config.model, "engine"):
+            try:
+                return self._completion(self._answer(client, prompt, sampling, without), sampling)
+            except openai.APIStatusError as error:
+                if error.code in FILTERED:
+                    return Completion("", 0, 0, finish_reason="content_filter")
+                unknown = _unknown_parameter(error)
+                if unknown is None or unknown in without:
+                    raise
         self.left_out.add(unknown)
         return self._ask(client, prompt, sampling)
 
@@ -197,9 +121,12 @@ class OpenAIEngine:
             body["max_completion_tokens"] = sampling.max_tokens
         sent = {key: value for key, value in body.items() if key not in without}
         if self._config.api == "completions":
-            text = f"{prompt.user}\n\n{prompt.prefix}"
+            system = prompt.system and f"{prompt.system}\n\n"
+            text = f"{system}{prompt.user}\n\n{prompt.prefix}"
             return client.completions.create(model=self._config.model, prompt=text, extra_body=sent)
         messages: list[Any] = [{"role": "user", "content": prompt.user}]
+        if prompt.system:
+            messages.insert(0, {"role": "system", "content": prompt.system})
         if prompt.prefix:
             messages.append({"role": "assistant", "content": prompt.prefix})
         return client.chat.completions.create(
@@ -225,14 +152,8 @@ class OpenAIEngine:
             text if stopped is None else stopped,
             _count(getattr(usage, "prompt_tokens", None)),
             _count(getattr(usage, "completion_tokens", None)),
-            _shown(reason),
+            shown_code(reason),
         )
-
-
-def _may_pass(status: int) -> bool:
-    """Return whether the same call may succeed later: too many requests, or an error of the server.
-    The configuration is not to blame for these."""
-    return status == 429 or status >= 500
 
 
 def _unknown_parameter(error: openai.APIStatusError) -> str | None:
@@ -245,24 +166,6 @@ def _unknown_parameter(error: openai.APIStatusError) -> str | None:
     # The error may quote the prompt: a word of it is no name of a parameter.
     named = (name for name in LEFT_OUT if "_" in name or re.search(f"['\"`]{name}['\"`]", said))
     return next((name for name in named if name in said), None)
-
-
-def _why(error: openai.APIStatusError) -> str:
-    """Return what the endpoint's error means, with its code and parameter and without its words."""
-    status = error.status_code
-    names = ("code", _shown(error.code) or _shown(error.type)), ("param", _shown(error.param))
-    words = [f"{name} {value}" for name, value in names if value and value != str(status)]
-    named = f" ({', '.join(words)})" if words else ""
-    hint = f": {HINTS[status]}" if status in HINTS else ""
-    if 300 <= status < 400:
-        hint = " (redirects are not followed)"
-    return f"the endpoint answered with HTTP status {status}{named}{hint}"
-
-
-def _shown(name: Any) -> str:
-    """Return a name that the endpoint gives, "" for anything else."""
-    is_name = isinstance(name, str) and re.fullmatch(r"[\w.\[\]-]{1,64}", name, re.ASCII)
-    return str(name) if is_name else ""
 
 
 def _text_of_parts(parts: list[object]) -> object:

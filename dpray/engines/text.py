@@ -76,6 +76,7 @@ class TextCodec:
         self.eos_ids: tuple[int, ...] = self._eos_ids(model, self.model_config)
         # The tokens of what is around texts, the same for many.
         self._parts: dict[tuple[str, ...], list[list[int]]] = {}
+        self._turns: dict[str, tuple[list[str], bool]] = {}
 
     def _eos_ids(self, model: str, config: Any) -> tuple[int, ...]:
         """Return the tokenizer's eos first, then those of the configurations."""
@@ -93,24 +94,37 @@ class TextCodec:
 
         Any text becomes a prompt that the model can read, by a rule on that text. In `user`, names
         of special tokens are ordinary characters. In `prefix`, which is public, they are special
-        tokens, as in the chat template.
+        tokens, as in the chat template. So they are in `system`.
         """
-        user, prefix = valid_unicode(prompt.user), valid_unicode(prompt.prefix)
+        system, user, prefix = map(valid_unicode, (prompt.system, prompt.user, prompt.prefix))
         if isinstance(prompt, PlainPrompt):
             return (self.start_id, *self.ids(user))
         if self.tokenizer.chat_template is None:
             bos = [] if self.tokenizer.bos_token_id is None else [self.start_id]
-            ids = bos + self._framed(user, ("", f"\n\n{prefix}"))
+            ids = bos + self._framed(user, (system and f"{system}\n\n", f"\n\n{prefix}"))
         else:
-            (*before, after), is_stripped = self._turn
+            (*before, after), is_stripped = self._turn(system)
             said = user.strip() if is_stripped else user
             ids = self._framed(said, (*before, after + prefix))
         return tuple(ids) or (self.start_id,)
 
-    @cached_property
-    def _turn(self) -> tuple[list[str], bool]:
-        """Return what the chat template puts around a text, and whether it strips the text. It
-        sees a stand-in: no private text can make it raise, or choose its branches.
+    def _turn(self, system: str) -> tuple[list[str], bool]:
+        """Return what the chat template puts around a text after a system turn, and whether it
+        strips the text. A template without a system turn has its words before the text."""
+        if system not in self._turns:
+            turn = None
+            with contextlib.suppress(InputError) if system else contextlib.nullcontext():
+                turn = self._around([{"role": "system", "content": system}] if system else [])
+            if turn is None or system.strip() not in turn[0][0]:
+                (first, *rest), is_stripped = self._turn("")
+                turn = [f"{first}{system}\n\n", *rest], is_stripped
+            self._turns[system] = turn
+        return self._turns[system]
+
+    def _around(self, before: list[dict[str, str]]) -> tuple[list[str], bool]:
+        """Return what the chat template puts around a text after the turns `before`, and whether it
+        strips the text. It sees a stand-in: no private text can make it raise, or choose its
+        branches.
 
         Templates of models that see pictures may take a list of parts, and leave out a plain text.
         Raises InputError for a template that leaves both out, or that cannot be used.
@@ -120,7 +134,7 @@ class TextCodec:
             try:
                 bare, spaced = (
                     self.tokenizer.apply_chat_template(
-                        [{"role": "user", "content": form(text)}],
+                        [*before, {"role": "user", "content": form(text)}],
                         tokenize=False,
                         add_generation_prompt=True,
                     )
@@ -353,7 +367,7 @@ def token_counter(engine: EngineConfig) -> Callable[[Prompt], int]:
         with contextlib.suppress(InputError):  # a run says what is wrong
             codec = codec_of(engine.model, engine.max_model_len)
             return lambda prompt: len(codec.encode(prompt))
-    return lambda prompt: -(-len(prompt.user + prompt.prefix) // CHARACTERS)
+    return lambda prompt: -(-len(prompt.system + prompt.user + prompt.prefix) // CHARACTERS)
 
 
 def _do_without_torch() -> None:

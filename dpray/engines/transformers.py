@@ -40,7 +40,7 @@ from dpray.engines.base import (
 )
 from dpray.engines.finite_rows import FiniteRows, highest
 from dpray.engines.float32 import without_tf32
-from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
+from dpray.engines.kv_cache import CHOICE, CHOICE_OF_LOGIT, bytes_per_token, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
 from dpray.engines.schema.token_mask import TokenMask
 from dpray.engines.text import TextCodec, readable_tokens
@@ -231,6 +231,9 @@ class TransformersEngine(TextCodec):
         self.readable = readable(self._model)
         dtype = str(self._model.dtype).removeprefix("torch.")
         self._bytes_per_token = bytes_per_token(self._model.config.get_text_config(), dtype)
+        # On a GPU: its first logits and the present ones, and what a choice makes of these.
+        per_logit = 2 * 4 + CHOICE_OF_LOGIT if self._device.type == "cuda" else 0
+        self._bytes_per_row = per_logit * self.readable
         self._cache_bytes = self._room(config, group[0] * group[1] * self._bytes_per_token)
         self._prefilled: tuple[TokenIds, list[Rows]] | None = None
 
@@ -241,10 +244,10 @@ class TransformersEngine(TextCodec):
         total = torch.cuda.get_device_properties(self._device).total_memory
         left = config.gpu_memory_utilization * total - torch.cuda.memory_allocated(self._device)
         # A pass needs room next to the caches that it grows.
-        return int(left * 0.75)
+        return int(left * 0.75) - CHOICE
 
     def rows_at_once(self, tokens: int) -> int:
-        return max(2, self._cache_bytes // (tokens * self._bytes_per_token))
+        return max(2, self._cache_bytes // (tokens * self._bytes_per_token + self._bytes_per_row))
 
     def close(self) -> None:
         self._model = self._prefilled = None

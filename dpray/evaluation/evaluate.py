@@ -27,7 +27,7 @@ from dpray.evaluation.texts import (
     parsed_record,
     structure,
 )
-from dpray.io.columns import MOST_LETTERS, MOST_NAMES, label_name
+from dpray.io.columns import MOST_LETTERS, MOST_NAMES, cut_advice, label_name
 from dpray.io.near_labels import nearest, spelled
 from dpray.types import InputError, OnProgress, Progress, no_progress
 
@@ -40,9 +40,6 @@ Sets = Mapping[str, Sequence[Labelled]]
 """`synthetic`, `test` (real records), `ceiling` (other real records) and, if given, `floor`."""
 
 JUDGE_SEEDS = 5
-
-MANY_CUT = 0.2
-"""If a larger share of the texts is cut, the key is named that sets their length."""
 
 CHUNK_SIZE = 1024
 """Texts embedded between two reports of progress."""
@@ -153,8 +150,8 @@ def verdict(result: Mapping[str, Any], cut_share: float | None) -> str:
     found.append(f"their Fréchet distance is {made:.2f}, that of real texts {real:.2f}")
     if (replayed := in_words(result["replays"])) != "":
         found.append(replayed)
-    if cut_share is not None and cut_share >= MANY_CUT:
-        found.append(f"{cut_share:.0%} of the texts are cut: raise method.max_tokens")
+    if (cut := cut_advice(cut_share)) is not None:
+        found.append(cut)
     sentence = "; ".join(found)
     return f"{sentence[0].upper()}{sentence[1:]}."
 

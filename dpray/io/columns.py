@@ -19,6 +19,7 @@ from dpray.types import InputError, did_you_mean, valid_unicode
 MOST_NAMES = 20
 MOST_LETTERS = 40
 MOST_WORDS = 4
+MANY_CUT = 0.2
 
 _DIVIDED = re.compile(r"\w+([^\w\s.,'\"\x00-\x1f\x7f-\x9f-])\w+(?:\1\w+)*")
 """Matches a name that looks like several with a delimiter between them, which a key may have: no
@@ -287,3 +288,14 @@ def cut_share(rows: Iterable[Mapping[str, object]]) -> float | None:
     records that do not say how they ended."""
     ended = [row["finish_reason"] for row in rows if row.get("finish_reason") is not None]
     return ended.count("length") / len(ended) if ended else None
+
+
+def cut_advice(share: float | None) -> str | None:
+    """Return the key to turn if this share of the texts reached the most tokens of a text; None for
+    a small or an unknown share."""
+    if share is None or share < MANY_CUT:
+        return None
+    return (
+        f"method.max_tokens (dp_sgd: max_length) cuts {share:.0%} of the texts; raise it, "
+        "`dpray check` shows what that costs"
+    )

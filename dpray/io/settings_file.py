@@ -104,17 +104,19 @@ def parse(model: type[M], values: object) -> M:
             raise InputError(f"{key}: holds a control character or half a surrogate pair")
         # The ledger's URL is in no release, and is shown without its passwords.
         if key != "privacy.ledger" and holds_secret(text):
-            hint = "; give engine.api_key" if key == "engine.base_url" else ""
+            section, _, name = key.partition(".")
+            hint = f"; give {section}.api_key" if name == "base_url" else ""
             raise InputError(f"{key}: {NOT_IN_URLS}{hint}")
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise InputError(_one_line(error, model)) from None
+        raise InputError(_one_line(error, model, values)) from None
 
 
-def _one_line(error: ValidationError, model: type[BaseModel]) -> str:
+def _one_line(error: ValidationError, model: type[BaseModel], values: object) -> str:
     """Return the key and the message of an error, in one line: the first one of a key that does not
-    exist, since another key may be missing for it, or the first of all."""
+    exist, since another key may be missing for it, or the first of all. A key that `values` do not
+    have may be their preset's."""
     found = error.errors(include_url=False, include_input=False)
     first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
     place = list(first["loc"])
@@ -144,8 +146,22 @@ def _one_line(error: ValidationError, model: type[BaseModel]) -> str:
         known = first.get("ctx", {}).get("expected_tags")
         key = f"{key}.name"
         message = f"one of {known}" if known else "has to name a method"
+    elif first["type"] == "value_error":
+        message += _of_preset(values, place, key)
     also = f" (and {len(found) - 1} more)" if found[1:] else ""
     return f"{key or 'config'}: {message}{also}"
+
+
+def _of_preset(values: object, place: Sequence[str | int], key: str) -> str:
+    """Return the part of an error about a key that only the preset of its section sets."""
+    *above, last = place or [""]
+    section: Any = values
+    for part in above:
+        is_there = isinstance(section, dict) and part in section
+        section = section[part] if is_there or isinstance(section, list) else None
+    if not isinstance(section, dict) or last in section or not section.get("preset"):
+        return ""
+    return f"; {last} is the preset's ({section['preset']}): give {key} too, or another preset"
 
 
 Place = Sequence[str | int]

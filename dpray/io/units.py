@@ -22,10 +22,6 @@ from dpray.io.columns import column_of
 from dpray.io.formats import Where
 from dpray.types import InputError, valid_unicode
 
-UNIT_NAMES = 2
-"""The version of these rules. A run that began under others is not resumed: with another name, a
-unit would fall into another batch, and so into two."""
-
 EXACT = 2**53
 """Beyond it a float has lost digits: it no longer tells one whole number from the next."""
 

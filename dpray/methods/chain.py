@@ -205,7 +205,6 @@ def release(session: Session[Plan]) -> Release:
     plan = session.plan
     assert isinstance(plan, ChainPlan)
     show, (one, two) = session.on_progress, plan.links
-    refuse_older(session)
     with closing(ReleaseFolder(str(session.folder.private / FIRST))) as folder, keys_of(0):
         run = replace(
             session,
@@ -247,15 +246,3 @@ def check_same_event(plan: Plan, charged: Plan) -> None:
     `assert`, which `python -O` leaves out: the guarantee rests on it."""
     if plan.method_event != charged.method_event:
         raise RunFailed("the second method's cost depends on what the first one released")
-
-
-def refuse_older(session: Session[Plan]) -> None:
-    """Raise InputError for a chain whose units have the names that older versions gave them: what
-    these published would be drawn again under the same charge."""
-    started = session.ledger.started(session.charge_key())
-    if any(unit.startswith(("1-", "2-")) for unit, _ in started):
-        raise InputError(
-            f"output.path: {session.folder.root} holds a chain that began with an older version "
-            "of dpray, which kept what it published in another way; finish it with that version, "
-            "or choose another folder"
-        )

@@ -36,7 +36,9 @@ def make_plan(config: Config) -> Plan:
 def choose(config: Config, records: int) -> Choice:
     """Choose the free parameters of the method for this number of records. Raises InputError if the
     method has no plan."""
-    chosen: Choice = load_module(config.method.name, "plan").choose(config, config.method, records)
+    name = config.method.name
+    module = load_module(name, "choice" if name == "private_prediction" else "plan")
+    chosen: Choice = module.choose(config, config.method, records)
     return chosen
 
 

@@ -33,7 +33,7 @@ class Work:
     without empty answers, which are asked for once more.
 
     prefill: the tokens of prompts; decode: those after them; train: those of the forward and
-        backward passes of a training, for lots of the expected size.
+        backward passes of a training, for batches of the expected size.
     """
 
     prefill: int = 0
@@ -65,12 +65,13 @@ class Forecast:
     price: float | None
 
     @staticmethod
-    def of(
-        work: Work, rates: Rates, config: Config, gpus: float, per_hour: float | None
-    ) -> Forecast:
-        """Forecast the time of a plan's work on engines of `gpus` GPUs each."""
+    def of(work: Work, rates: Rates, config: Config, per_hour: float | None = None) -> Forecast:
+        """Forecast the time of a plan's work. Without `runtime.gpus_per_actor`, a local engine has
+        its GPUs where there may be some."""
         hours = rates.seconds(work.prefill, work.decode, work.train) / 3600
-        runtime = config.runtime
+        runtime, gpus = config.runtime, config.runtime.gpus_per_actor
+        if gpus is None:
+            gpus = config.engine.gpus if config.engine.is_local and may_be_on_gpu(config) else 0
         actors = runtime.actors if runtime.uses_ray and config.engine.is_local else 1
         return Forecast(
             rates,
@@ -103,13 +104,17 @@ def _hours(hours: float) -> str:
     return f"{60 * hours:.0f} min" if hours >= 1 / 30 else f"{3600 * hours:.0f} s"
 
 
+def may_be_on_gpu(config: Config) -> bool:
+    """Return whether the model may be on a GPU: that of this machine, or the one that the
+    configuration describes."""
+    return config.engine.gpu_memory_gib is not None or may_have_gpu()
+
+
 def rates_here(config: Config) -> Rates | None:
     """Return the usual rates of the model on a CPU, by the sizes in its configuration. None on a
     machine that may have a GPU, for an endpoint, and if the model's files are not here."""
     engine = config.engine
-    if not (engine.is_local and is_at_hand(engine.model)):
-        return None
-    if engine.gpu_memory_gib is not None or may_have_gpu():
+    if not (engine.is_local and is_at_hand(engine.model)) or may_be_on_gpu(config):
         return None
     try:
         size = max(LEAST_PARAMETERS, _parameters(codec_of(engine.model, None).model_config))

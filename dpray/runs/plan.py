@@ -16,7 +16,7 @@ from dpray.accounting.accountant import Cost, calibrate, cost, is_affordable
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.config.config import Config
-from dpray.config.sections import MethodSettings
+from dpray.config.sections import MethodSettings, TextSettings
 from dpray.engines.base import Engine
 from dpray.engines.model_path import tuned_without_noise, with_bases
 from dpray.engines.requests import Request
@@ -184,6 +184,13 @@ class Plan(ABC):
         config = self.config
         summary = guarantee_of(self).to_json() | self.method_summary()
         summary["empty_texts"] = config.data.empty
+        presets = {
+            method.name: {"preset": method.preset, "keys": method.preset_keys}
+            for method in config.method.each
+            if isinstance(method, TextSettings) and method.preset is not None
+        }
+        if presets:
+            summary["presets"] = presets
         summary["warnings"] += self.language_advice()
         if not config.not_private and config.privacy.delta > 1.0 / config.data.public_size:
             summary["warnings"].append(

@@ -20,7 +20,7 @@ from dpray.engines.base import Completion, Engine, EngineError
 from dpray.engines.bits import bits_per_byte
 from dpray.engines.rates import Rates, measure_rates, rates_of
 from dpray.engines.requests import Request, written
-from dpray.io.columns import is_code
+from dpray.io.columns import cut_advice, is_code
 from dpray.io.files import check_writable, write_durably
 from dpray.io.languages import language_of
 from dpray.io.public_files import read_few_shot
@@ -77,7 +77,7 @@ def preview(
     prompt = calls.requests[0].prompt
     found = {
         "model": config.engine.model,
-        "prompt": {"user": prompt.user, "prefix": prompt.prefix},
+        "prompt": {"system": prompt.system, "user": prompt.user, "prefix": prompt.prefix},
         "texts": texts,
         "cut": sum(bool(each["cut"]) for each in texts),
         "empty": sum(not each["text"] for each in texts),
@@ -144,8 +144,7 @@ def forecast_of(
         rates = (
             Rates(read / seconds, written / seconds, together=True) if read and written else None
         )
-    gpus = config.runtime.gpus_per_actor or 0
-    return None if rates is None else Forecast.of(work, rates, config, gpus, None)
+    return None if rates is None else Forecast.of(work, rates, config)
 
 
 def run_lines(plan: Plan, forecast: Forecast | None) -> dict[str, str]:
@@ -184,7 +183,7 @@ def advice(
     known: Mapping[str, Any] | None,
 ) -> list[str]:
     """Return what to change, by key, from public texts and settings."""
-    data, settings, sampling = plan.config.data, plan.settings.each[-1], calls.requests[0].sampling
+    data, sampling = plan.config.data, calls.requests[0].sampling
     found, written = plan.language_advice(), [each["text"] for each in texts if each["text"]]
     if known is not None and known["per_byte"] > MOST_BITS:
         found.append(
@@ -203,14 +202,8 @@ def advice(
             f"data.label_about: the label {unsaid[0]} is a number; say what it means, such as "
             f"{{{unsaid[0]}: neoplasms}}"
         )
-    cut = sum(bool(each["cut"]) for each in texts)
-    if 4 * cut >= len(texts):
-        key = "max_length" if hasattr(settings, "max_length") else "max_tokens"
-        room = 2 * getattr(settings, key)
-        found.append(
-            f"method.{key}: {cut} of {len(texts)} texts were cut at {sampling.max_tokens} tokens; "
-            f"{room} leaves room, or `dpray check` proposes a number from the records' lengths"
-        )
+    if (cut := cut_advice(sum(bool(each["cut"]) for each in texts) / len(texts))) is not None:
+        found.append(cut)
     if sampling.temperature > HOT and sampling.top_p == 1 and not sampling.top_k:
         found.append(
             f"method.temperature: {sampling.temperature:g} draws words that the model finds "

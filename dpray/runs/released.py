@@ -166,7 +166,8 @@ def public_config(values: Mapping[str, object]) -> dict[str, object]:
     sections["data"].pop("path", None)
     for key in ("text", "json_columns", "turns", "label", "unit"):
         sections["data"][key] = _names_shown(sections["data"].get(key))
-    sections["engine"].pop("base_url", None)
+    for section in ("engine", "embedder"):
+        sections[section].pop("base_url", None)
     return sections
 
 

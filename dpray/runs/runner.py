@@ -23,7 +23,6 @@ from dpray.engines.base import Engine
 from dpray.engines.rates import Rates
 from dpray.io.file_list import file_digests, fingerprint
 from dpray.io.files import read_json, write_durably
-from dpray.io.units import UNIT_NAMES
 from dpray.ledger.chain import nearly
 from dpray.ledger.ledger import Ledger, NullLedger, RunLedger
 from dpray.ledger.store import parse_url, shown_url
@@ -60,8 +59,15 @@ CONNECTION_KEYS = frozenset({
     "engine.base_url", "engine.max_in_flight", "engine.attempts", "engine.timeout",
     "engine.max_num_seqs", "engine.max_num_batched_tokens", "engine.gpu_memory_utilization",
     "engine.gpu_memory_gib", "engine.kv_cache_gib",
+    "embedder.base_url", "embedder.max_in_flight", "embedder.attempts", "embedder.timeout",
 })  # fmt: skip
 """The keys by which the model is reached and fed: they shape no text."""
+
+
+FORMAT = 3
+"""The version of the names of units, batches and outputs, and of the coins. A run that began with
+another one is not resumed: a unit could fall into two batches, and what was published could be
+drawn again under the same charge."""
 
 
 class Run:
@@ -84,7 +90,7 @@ class Run:
             "state": "planned",
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "charges": _charged(plan),
-            "unit_names": UNIT_NAMES,
+            "format": FORMAT,
         }
         self.plan = plan
         self.run_id: str = self.run["run_id"]
@@ -147,8 +153,8 @@ class Run:
         rates = rates_here(config) if measured is None else Rates(**measured)
         if rates is None or (work := self.plan.work) == Work() or (work.train and not rates.train):
             return ""
-        time = Forecast.of(work, rates, config, 0.0, None).duration
-        return f"the model takes up to about {time} in all"
+        time = Forecast.of(work, rates, config).duration
+        return f"the loaded model takes up to about {time} in all"
 
     def _choose_gpus(self) -> None:
         """Make `runtime.gpus_per_actor` a number for the rest of the run."""
@@ -265,13 +271,13 @@ class Run:
         digests = (cluster.hash_files if self.on_ray else file_digests)(config.data.path, show)
         found = fingerprint(digests)
         if not has_begun:
-            self.run["unit_names"] = UNIT_NAMES
+            self.run["format"] = FORMAT
             write_durably(kept, found, private=True)
-        elif config.data.unit is not None and self.run.get("unit_names") != UNIT_NAMES:
+        elif self.run.get("format") != FORMAT:
             raise InputError(
                 f"output.path: the run in {config.output.path} began with a version of dpray that "
-                "named the units of data.unit in another way, so that a unit could fall into two "
-                "batches; finish it with that version, or choose another folder"
+                "would draw other batches or publish under other names; finish it with that "
+                "version, or choose another folder"
             )
         elif not kept.exists():
             raise InputError(
@@ -442,7 +448,8 @@ class Run:
         """Return the part of the configuration that shapes the output."""
         config = self.plan.config
         values = config.model_dump(mode="json", exclude={"runtime": True, "output": True})
-        values["engine"].pop("api_key", None)
+        for section in ("engine", "embedder"):
+            values[section].pop("api_key", None)
         if self.plan.config.not_private:
             values["privacy"]["epsilon"] = None  # JSON has no infinity
         # A ledger may move; and its URL may hold a password, which has no place in a file.
@@ -498,8 +505,8 @@ def _digests(value: object, key: str = "") -> dict[str, list[str]]:
 
 
 def changed_keys(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
-    """Return the keys of `engine` and `method`, for a chain those of its second method, that have
-    other values in two configurations, and the names of other sections that differ."""
+    """Return the keys of `engine`, `embedder` and `method`, for a chain those of its second method,
+    that have other values in two configurations, and the names of other sections that differ."""
     old, new = _flat(before), _flat(now)
     return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
 
@@ -515,4 +522,8 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
 def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the sections whose keys may change one by one."""
     method = config["method"]
-    return {"engine": config["engine"], "method": method.get("methods", [method])[-1]}
+    return {
+        "engine": config["engine"],
+        "embedder": config["embedder"],
+        "method": method.get("methods", [method])[-1],
+    }

@@ -74,7 +74,8 @@ _ROUTES: dict[str, Callable[[FastAPI], Any]] = {
 def serve_config(file: ServeFile) -> dict[str, object]:
     """Make the input of `serve deploy`: the application below, with `file` as its arguments,
     without defaults and without the keys of another endpoint."""
-    others: Any = {"runtime": True, "engine": {"api_key", "base_url", "max_in_flight"}}
+    other_endpoint = {"api_key", "base_url", "max_in_flight"}
+    others: Any = {"runtime": True, "engine": other_endpoint, "embedder": other_endpoint}
     arguments = file.model_dump(mode="json", exclude_unset=True, exclude=others)
     return {
         "proxy_location": "HeadOnly",

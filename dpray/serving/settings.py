@@ -154,6 +154,8 @@ class ServeFile(Section):
             raise ValueError("serve: nothing to serve: give engine, embedder, or both")
         if self.runtime.ray_address == "none":
             raise ValueError("runtime.ray_address: serving needs Ray")
+        if self.embedder is not None and self.embedder.kind == "openai":
+            raise ValueError("embedder.kind: an endpoint of another one is not served again")
         if self.engine is not None and self.serve.llm is not None:
             if self.engine.kind != "vllm":
                 raise ValueError("engine.kind: only vllm serves a language model")

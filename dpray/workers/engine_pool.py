@@ -1,7 +1,9 @@
 """Models in Ray actors do public work: they are tried, and write a run's texts.
 
-The prompts are public and the texts post-processing, so nothing here is a mechanism: chunks that
-were lost with an actor are done again.
+The prompts are public and the texts post-processing, so nothing here is a mechanism: what was lost
+with an actor is done again. Ray's own retries would ask again for the texts of a call that have
+arrived, as it repeats whole calls, and `ray.util.ActorPool` waits without end for an actor that has
+no room; the actor that tried the model may be a mechanism's, which Ray must not restart.
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ from dpray.workers.engine import (
     try_to_load,
     with_absolute_model,
 )
+from dpray.workers.failures import LostTooOften, kind_of
 from dpray.workers.memory import Role
 from dpray.workers.placement import run_placement
-from dpray.workers.pool import ActorPool, RayActors, RepeatPublic, Work
-from dpray.workers.pool_actor import Emit, Pieces, PoolActor
+from dpray.workers.pool import ActorPool, Part, RayActors
+from dpray.workers.pool_actor import Emit, Parts, PoolActor
 
 T = TypeVar("T")
 
@@ -48,7 +51,7 @@ hundreds side by side, spends little of its time on the last few of them."""
 
 
 class EngineWorker:
-    """Writes the texts of one chunk of numbered prompts after the other."""
+    """Writes the texts of one part of the numbered prompts after the other."""
 
     worker_id = ""
 
@@ -58,10 +61,10 @@ class EngineWorker:
     def accept(self, items: list[Any], left: Collection[int]) -> tuple[Collection[int], list[Any]]:
         return left, [item for item in items if item[0] in left]
 
-    def work(self, pieces: Pieces, emit: Emit) -> None:
-        for items in pieces:
+    def work(self, parts: Parts, emit: Emit) -> None:
+        for items in parts:
             self._write(items, emit)
-            pieces.ask()
+            parts.ask()
 
     def _write(self, items: list[Any], emit: Emit) -> None:
         numbers, prompts, samplings = zip(*items, strict=True)
@@ -107,20 +110,20 @@ def _engine_actor(config: Config) -> NeverRepeated:
 class EnginePool:
     """A `TextGenerator` whose prompts go to `runtime.actors` actors.
 
-    The actors start with the first call and stay until `close`. A lost actor is replaced and its
-    unanswered prompts are sent again, until `runtime.max_attempts` actors in its place were lost
-    without an answer. `build` makes the engines.
+    The actors start with the first call and stay until `close`. The unanswered prompts of a lost
+    actor are sent again, until `runtime.max_attempts` actors were lost with them. `build` makes the
+    engines.
     """
 
     def __init__(
         self, config: Config, build: Callable[[EngineConfig], TextGenerator] = build_engine
     ) -> None:
         runtime = config.runtime
-        self._policy = RepeatPublic(runtime.max_attempts)
         load = partial(build, with_absolute_model(config.engine))
         # All results that are there: the actor waits for no others.
         actors, self._size = engine_actors(config, load, EngineWorker, CHUNK, 0.0)
-        self._pool = ActorPool(actors, self._policy, self._size, runtime.wait, keeps_actors=True)
+        attempts, wait = runtime.max_attempts, runtime.wait
+        self._pool = ActorPool(actors, attempts, self._size, wait, keeps_actors=True)
 
     def generate(
         self, prompts: Prompts, samplings: Samplings, on_completion: OnCompletion | None = None
@@ -129,10 +132,10 @@ class EnginePool:
         engine raised, or EngineError if actors keep being lost; in that case the other actors
         first finish the prompts they have."""
         asked = list(zip(range(len(prompts)), prompts, samplings, strict=True))
-        # Every actor gets a chunk.
+        # Every actor gets a part.
         size = max(1, min(CHUNK, -(-len(asked) // self._size)))
-        chunks = [asked[start : start + size] for start in range(0, len(asked), size)]
-        work = [Work((chunk,), {number for number, *_ in chunk}) for chunk in chunks]
+        cuts = [asked[start : start + size] for start in range(0, len(asked), size)]
+        work = [Part((cut,), {number for number, *_ in cut}) for cut in cuts]
         completions: dict[int, Completion] = {}
         try:
             with closing(self._pool.run(work)) as steps:
@@ -140,10 +143,8 @@ class EnginePool:
                     completions[number] = completion
                     if on_completion is not None:
                         on_completion(number, completion)
-        except RayError as lost:
-            raise EngineError(
-                f"engine actors were lost {self._policy.max_losses} times ({type(lost).__name__})"
-            ) from None
+        except (RayError, LostTooOften) as lost:
+            raise EngineError(f"engine: {kind_of(lost).sentence(lost)}") from None
         return [completions[number] for number in range(len(asked))]
 
     def close(self) -> None:

@@ -35,6 +35,10 @@ STEP = GIB // 8
 ROWS_AT_ONCE = 256
 """The most rows of a pass of transformers."""
 
+LOGITS = 4
+"""The logits of a step, and what choosing tokens makes of them on a CPU: the rows of a group in one
+piece, cut to what a schema allows, and without the rows that are not finite."""
+
 ROWS, ROW_BYTES = 32_768, 4096
 """The rows of a gathered block, and the bytes that are counted for each."""
 
@@ -76,7 +80,7 @@ def _engine(config: Config) -> int:
     if config.runtime.gpus_per_actor:
         return LIBRARIES + model.largest_file + rows
     weights = model.weights * BYTES.get(engine.dtype, 4) // model.width
-    logits = 2 * 4 * model.vocabulary * min(engine.max_num_seqs, ROWS_AT_ONCE)
+    logits = LOGITS * 4 * model.vocabulary * min(engine.max_num_seqs, ROWS_AT_ONCE)
     return LIBRARIES + weights + logits + _cache(engine, model) + rows
 
 

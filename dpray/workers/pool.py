@@ -1,8 +1,8 @@
-"""A pool of Ray actors does pieces of work; the controller is plain Python.
+"""A pool of Ray actors does work in parts; the controller is plain Python.
 
 The actors have `max_restarts=0` and `max_task_retries=0`: Ray repeats nothing. One actor at a time
-has a piece of work. If that actor is lost, the policy decides about the parts without an outcome.
-Later answers of a lost actor are ignored.
+has a part. If that actor is lost, another one does the items of it that have no outcome, public and
+private ones by one rule (`ends_run`). Later answers of a lost actor are ignored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -34,64 +34,13 @@ TICK = 1.0
 
 
 @dataclass(eq=False)
-class Work:
-    """A piece of work: the `arguments` of a worker's `accept`, and the names of the parts that are
-    `left` without an outcome. None: unknown until an actor has looked at the arguments."""
+class Part:
+    """A part of the work: the `arguments` of a worker's `accept`, and the names of the items
+    that are `left` without an outcome. None: unknown until an actor has looked at the arguments."""
 
     arguments: tuple[object, ...]
     left: set[Hashable] | None = None
     losses: int = 0
-
-
-# Policies
-
-
-class LossPolicy(Protocol):
-    @property
-    def max_losses(self) -> int:
-        """The actors in a row that a slot loses without an answer before it is given up."""
-        ...
-
-    def ends_run(self, error: Exception, has_run: bool) -> bool:
-        """Return whether an actor's error ends the run at once. `has_run`: an actor of the same
-        slot had made its worker."""
-        ...
-
-    def gives_up(self, error: Exception, losses: int) -> Exception | None:
-        """Decide about work that was lost with `losses` actors, the last one by `error`. Return
-        None if another actor does it, or the error to raise once all other work is done."""
-        ...
-
-
-@dataclass(frozen=True)
-class RepeatPublic:
-    """The policy for public inputs: lost work is repeated for as long as there are actors, and
-    what a worker raises ends the run."""
-
-    max_losses: int
-
-    def ends_run(self, error: Exception, has_run: bool) -> bool:
-        return not isinstance(error, RayError)
-
-    def gives_up(self, error: Exception, losses: int) -> None:
-        return None
-
-
-@dataclass(frozen=True)
-class RepeatPrivate:
-    """The policy for a mechanism on private rows. Work that was lost for a reason on the short list
-    (`dpray.workers.failures.Kind`) is repeated. Every other error ends the run."""
-
-    max_losses: int
-
-    def ends_run(self, error: Exception, has_run: bool) -> bool:
-        # An engine that cannot be loaded in the first place would fail everywhere.
-        kind = kind_of(error)
-        lost = kind in (Kind.LOST, Kind.MEMORY)
-        return not lost and not (has_run and kind.drawing is REPEAT)
-
-    def gives_up(self, error: Exception, losses: int) -> Exception | None:
-        return None if losses < self.max_losses else LostTooOften(error)
 
 
 # The controller
@@ -178,16 +127,16 @@ class _ActorSlot:
         """Start an actor in place of the last one."""
         self.end()
         self._actor = self._actors.start()
-        self.work: list[Work] = []
+        self.work: list[Part] = []
         self.undelivered: Exception | None = None
         self.call: Any = None
         self.worker_id = ""
         self._names: Any = None
         self._ask("load", SlotState.STARTING, *self._actors.arguments)
 
-    def hand(self, work: Work) -> None:
-        self.work.append(work)
-        self._names = self._actors.call(self._actor, "take", *work.arguments, work.left)
+    def hand(self, part: Part) -> None:
+        self.work.append(part)
+        self._names = self._actors.call(self._actor, "take", *part.arguments, part.left)
         self._ask("more", SlotState.WORKING)
 
     def drain(self) -> None:
@@ -228,7 +177,7 @@ class _ActorSlot:
         self.state = state
 
     def _note_names(self) -> None:
-        """Note which parts the last piece of work has, or forget it if its arguments were lost."""
+        """Note which items the last part has, or forget it if its arguments were lost."""
         if self._names is None:
             return
         names, self._names = self._names, None
@@ -241,26 +190,38 @@ class _ActorSlot:
             self.undelivered = error
 
 
+def ends_run(error: Exception, has_run: bool) -> bool:
+    """Return whether an actor's error ends the run at once. Otherwise its reason is on the short
+    list (`dpray.workers.failures.Kind`), and its work is repeated. `has_run`: an actor of the same
+    slot had made its worker; an engine that cannot be loaded in the first place would fail
+    everywhere."""
+    kind = kind_of(error)
+    lost = kind in (Kind.LOST, Kind.MEMORY)
+    return not lost and not (has_run and kind.drawing is REPEAT)
+
+
 class ActorPool:
-    """The controller of at most `size` actors. It waits for an actor that the cluster has no room
-    for only if it has no other one, and for `wait` seconds at most. An actor that has no more work
-    is ended, because the cluster may need its machine; with `keeps_actors` it stays for the next
-    run, until `close`."""
+    """The controller of at most `size` actors. A part that `max_losses` actors were lost with
+    is left out, and a slot that lost as many in a row without an answer is given up.
+
+    It waits for an actor that the cluster has no room for only if it has no other one, and for
+    `wait` seconds at most. An actor that has no more work is ended, because the cluster may need
+    its machine; with `keeps_actors` it stays for the next run, until `close`."""
 
     def __init__(
         self,
         actors: RayActors,
-        policy: LossPolicy,
+        max_losses: int,
         size: int,
         wait: float,
         keeps_actors: bool = False,
         on_loss: OnLoss = lambda worker_id, error: None,
     ) -> None:
-        self._actors, self._policy, self._size, self._wait = actors, policy, size, wait
+        self._actors, self._max_losses, self._size, self._wait = actors, max_losses, size, wait
         self._keeps_actors, self._on_loss = keeps_actors, on_loss
         self._slots: list[_ActorSlot] = []
 
-    def run(self, work: Iterable[Work]) -> Generator[list[Result]]:
+    def run(self, work: Iterable[Part]) -> Generator[list[Result]]:
         """Do all work, in turn. What a lost actor left comes last: if it ends the next actor too,
         all other work is done. Yield results, in whichever order they come, and an empty list at
         least every `TICK`: one step of the controller each time.
@@ -338,19 +299,19 @@ class ActorPool:
         return slot
 
     def _lose(self, slot: _ActorSlot, error: Exception) -> None:
-        """Do what the policy decides about a slot whose actor has failed. Raises the error if the
-        run ends by it, or if no slot is left."""
-        if self._policy.ends_run(error, slot.has_run):
+        """Have others do the work of a slot whose actor has failed. Raises the error if it ends the
+        run, or if no slot is left."""
+        if ends_run(error, slot.has_run):
             raise error
         self._on_loss(slot.worker_id, error)
-        for work in slot.work:
-            work.losses += 1
-            if (reason := self._policy.gives_up(error, work.losses)) is None:
-                self._waiting.append(work)
+        for part in slot.work:
+            part.losses += 1
+            if part.losses < self._max_losses:
+                self._waiting.append(part)
             else:
-                self._error = reason
+                self._error = LostTooOften(error)
         slot.losses += 1
-        if self._waiting and slot.losses < self._policy.max_losses:
+        if self._waiting and slot.losses < self._max_losses:
             slot.start()
             return
         self._end(slot)

@@ -1,6 +1,6 @@
 """An actor of a pool delegates to its worker, which works in a thread of its own.
 
-So a call can bring the next piece of work while the worker is still busy with the last one.
+So a call can bring the next part of the work while the worker is still busy with the last one.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ OUTCOME_SECONDS = 10.0
 and no progress shows it."""
 
 Result = tuple[Any, Any]
-"""The name of a part of the work, and its outcome."""
+"""The name of an item of the work, and its outcome."""
 
 Emit = Callable[[Hashable, Any], None]
-"""Hands over the outcome of the part with this name."""
+"""Hands over the outcome of the item with this name."""
 
 
-class Pieces:
-    """A queue of pieces of work, which ends with `end`. The worker iterates over it, and calls
-    `ask` when it has room for the next piece."""
+class Parts:
+    """A queue of parts of the work, which ends with `end`. The worker iterates over it, and calls
+    `ask` when it has room for the next part."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
         self.ask = ask
         self._given: SimpleQueue[object] = SimpleQueue()
 
-    def give(self, piece: object) -> None:
-        self._given.put(piece)
+    def give(self, part: object) -> None:
+        self._given.put(part)
 
     def end(self) -> None:
         self._given.put(None)
@@ -54,13 +54,13 @@ class PoolWorker(Protocol):
     worker_id: str
     """The name under which the ledger knows what this worker began."""
 
-    def accept(self, *piece: Any) -> tuple[Collection[Hashable], Any]:
-        """Return the names of the parts of a piece of work, and the piece as `work` takes it. The
-        last argument is the set of the parts to do, or None for all of them."""
+    def accept(self, *part: Any) -> tuple[Collection[Hashable], Any]:
+        """Return the names of the items of a part of the work, and the part as `work` takes it. The
+        last argument is the set of the items to do, or None for all of them."""
         ...
 
-    def work(self, pieces: Pieces, emit: Emit) -> None:
-        """Do the pieces, and hand each part's outcome over. An EngineError means that the engine
+    def work(self, parts: Parts, emit: Emit) -> None:
+        """Do the parts, and hand each item's outcome over. An EngineError means that the engine
         failed. After an error the worker is not asked again."""
         ...
 
@@ -68,7 +68,7 @@ class PoolWorker(Protocol):
 @dataclass(frozen=True)
 class Answer:
     """The results that have come, of the worker with this `worker_id`. `is_ready`: the actor waits
-    for another piece of work, or for the end. `is_idle`: nothing is under way. `error`: the
+    for another part of the work, or for the end. `is_idle`: nothing is under way. `error`: the
     worker's own error, or the reason why there is no worker. It is a value, because Ray would log a
     raised one with a traceback, whose causes may quote a text."""
 
@@ -81,7 +81,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Event:
-    """The worker asks for the next piece of work, or has ended, with or without an error."""
+    """The worker asks for the next part of the work, or has ended, with or without an error."""
 
     has_ended: bool
     error: BaseException | None = None
@@ -98,7 +98,7 @@ class PoolActor:
         hide_other_gpus()
         self._results: SimpleQueue[Result | _Event] = SimpleQueue()
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._pieces = Pieces(self._ask)
+        self._parts = Parts(self._ask)
         self._is_ready = self._is_idle = True
         # A daemon: the interpreter does not wait for it, so the actor ends with its owner.
         Thread(target=self._serve, daemon=True).start()
@@ -124,25 +124,25 @@ class PoolActor:
             return Answer("", [], False, True, self._worker)
         return self._answer([])
 
-    def take(self, *piece: object) -> list[Hashable]:
-        """Take a piece of work, and return the names of its parts."""
+    def take(self, *part: object) -> list[Hashable]:
+        """Take a part of the work, and return the names of its items."""
         assert not isinstance(self._worker, Exception)
-        names, accepted = self._worker.accept(*piece)
+        names, accepted = self._worker.accept(*part)
         if self._is_idle:
-            self._pieces = Pieces(self._ask)
-            self._calls.put(partial(self._work, self._worker, self._pieces))
-        self._pieces.give(accepted)
+            self._parts = Parts(self._ask)
+            self._calls.put(partial(self._work, self._worker, self._parts))
+        self._parts.give(accepted)
         self._is_ready = self._is_idle = False
         return list(names)
 
     def finish(self) -> None:
         """Let the worker run empty."""
-        self._pieces.end()
+        self._parts.end()
         self._is_ready = self._is_idle
 
     def more(self) -> Answer:
         """Wait for `most` results, for fewer that came within `patience` seconds, until the worker
-        asks for the next piece of work, or until nothing is under way. An error comes after all
+        asks for the next part of the work, or until nothing is under way. An error comes after all
         results. Raises an error of the worker that is neither dpray's nor an engine's."""
         results: list[Result] = []
         deadline = math.inf
@@ -190,9 +190,9 @@ class PoolActor:
         self._calls.put(call)
         return made.result()
 
-    def _work(self, worker: PoolWorker, pieces: Pieces) -> None:
+    def _work(self, worker: PoolWorker, parts: Parts) -> None:
         try:
-            worker.work(pieces, lambda name, outcome: self._results.put((name, outcome)))
+            worker.work(parts, lambda name, outcome: self._results.put((name, outcome)))
         except Exception as error:
             self._results.put(_Event(has_ended=True, error=error))
         except BaseException as error:

@@ -309,8 +309,12 @@ class WorkerError(Exception):
 @contextmanager
 def without_words() -> Iterator[None]:
     """Raise an error of the system by its number and one of a library by its name only. Those of
-    dpray pass: they quote no record. If an actor was lost that the worker called, such as one of
-    Ray Train, so is the worker's work: the table of errors has to know it."""
+    dpray pass: they quote no record.
+
+    The loss of an actor that the worker called passes too, as a loss, after which its work is
+    repeated. Only the ranks of a training call actors, those of Ray Train. These get the number of
+    a step and the path of a checkpoint, so no record can end them, and a training pays for the
+    steps that it makes again."""
     try:
         yield
     except (DprayError, EngineError):

@@ -30,8 +30,10 @@ import ray
 from ray.exceptions import ObjectLostError
 
 from dpray.config.config import Config
+from dpray.config.sections import EmbedderConfig
 from dpray.engines.base import EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.engines.embedding_endpoint import PUBLIC_TEXTS, EmbeddingEndpoint
 from dpray.engines.kept_state import stateless_pair
 from dpray.io.files import owners_only, sha256_of
 from dpray.mechanisms.discrete_noise import Counts
@@ -126,7 +128,7 @@ class Shards(Generic[W]):
         return _answers(self._shards)
 
     def scatter(self, method: Callable[[W, Sequence[T]], R], items: Sequence[T]) -> list[R]:
-        """Apply the workers' method to slices of `items`, and return the answers in order: public
+        """Apply the workers' method to parts of `items`, and return the answers in order: public
         work is distributed over the same actors."""
         if self._local is not None:
             return [method(self._local, items)]
@@ -243,10 +245,6 @@ def _blocks(config: Config) -> list[object]:
 # Votes
 
 
-PROBE = "patients and prices"
-"""A public text that tells whether a model is the one that made the embeddings in a file."""
-
-
 class Voters:
     """One shard of the private records, embedded once. Its counts are exact and private:
     `noisy_votes` adds the noise to the sum of all shards.
@@ -256,8 +254,8 @@ class Voters:
     state that they keep. Raises InputError or EngineError for a model that cannot be used.
 
     `folder` is where the embeddings of each block are kept for another actor or attempt, if this
-    machine sees it. A file is named by its SHA-256, by its texts and by the model's embedding of a
-    public text, so it holds what this model makes of these texts.
+    machine sees it. A file is named by its SHA-256, by its texts and by the model's embedding of
+    public texts, so it holds what this model makes of these texts.
     """
 
     def __init__(self, config: Config, folder: str = "") -> None:
@@ -267,7 +265,7 @@ class Voters:
         self._parts: defaultdict[str, list[Embeddings]] = defaultdict(list)
         # A worker keeps nothing on a disk that it does not share with the driver.
         self._folder = Path(folder) if folder and Path(folder).is_dir() else None
-        self._model = b"" if self._folder is None else self._of_public.embed([PROBE]).tobytes()
+        self._model = b"" if self._folder is None else self._of_public.embed(PUBLIC_TEXTS).tobytes()
 
     def load(self, rows: Sequence[Row]) -> None:
         vectors_ND = self._kept([row["text"] for row in rows])
@@ -338,30 +336,37 @@ def check_voters(config: Config, gpus: float = 0.0) -> None:
     be used should cost nothing. Raises InputError that says why, Resumable if actors are lost again
     and again."""
     try:
-        if not config.runtime.uses_ray:
-            Voters(config)
-            return
-        actor_class = never_repeated(ShardActor, config, gpus, Role.VOTER)
-        ray.kill(
-            tried_actor(
-                config,
-                "embedder",
-                lambda: actor_class.remote(config, Voters, place=run_placement().shard()),
-                _ask_to_load,
-            )
-        )
+        local_ND = _local_vectors(config, gpus)
     except EngineError as error:
         raise InputError(str(error)) from None
+    if config.embedder.kind == "openai":
+        EmbeddingEndpoint(config.embedder).check(local_ND)
 
 
-def _ask_to_load(actor: Any) -> None:
-    with own_errors():
-        if (refused := ray.get(actor.load.remote(pa.table({})))) is not None:
-            raise refused
+def _local_vectors(config: Config, gpus: float) -> Embeddings:
+    """Return a voter's embeddings of `PUBLIC_TEXTS`."""
+    found: list[Embeddings | Exception] = []
+    if not config.runtime.uses_ray:
+        return Voters(config).embed(PUBLIC_TEXTS)
+
+    def ask(actor: Any) -> None:
+        with own_errors():
+            found.append(ray.get(actor.call.remote(Voters.embed, PUBLIC_TEXTS)))
+        if isinstance(found[-1], Exception):
+            raise found[-1]
+
+    actor_class = never_repeated(ShardActor, config, gpus, Role.VOTER)
+    start = partial(actor_class.remote, config, Voters)
+    ray.kill(tried_actor(config, "embedder", lambda: start(place=run_placement().shard()), ask))
+    assert not isinstance(found[-1], Exception)
+    return found[-1]
 
 
-def embedded(voters: Shards[Voters], texts: Sequence[str]) -> Embeddings:
-    """Embed public texts, shared out among all shards; shape (N, D) for N texts."""
+def embedded(voters: Shards[Voters], texts: Sequence[str], embedder: EmbedderConfig) -> Embeddings:
+    """Embed public texts, at an endpoint or shared out among all shards; shape (N, D) for N
+    texts."""
+    if embedder.kind == "openai":
+        return EmbeddingEndpoint(embedder).embed(texts)
     vectors_ND: Embeddings = np.concatenate(voters.scatter(Voters.embed, texts))
     return vectors_ND
 

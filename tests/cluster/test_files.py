@@ -27,7 +27,7 @@ from dpray.types import InputError
 from tests.cluster.files import CLUSTER, IMAGE, ROOT, read
 
 METHODS = ("private_prediction", "aug_pe", "dp_kps", "dp_sgd")
-JOBS = [path for name in METHODS for path in sorted((ROOT / "jobs").glob(f"{name}_?pu.yaml"))]
+JOBS = [path for name in METHODS for path in sorted((ROOT / "jobs").glob(f"{name}*_?pu.yaml"))]
 # What a reader is shown to copy: files of ours, and the project's own documents.
 SHOWN = [
     path

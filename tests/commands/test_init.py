@@ -298,7 +298,7 @@ def test_every_method_can_be_planned(
         # What the model does ends in ten minutes on two CPU cores, but for a pass of a training.
         rates = rates_here(config)
         assert rates is not None
-        assert Forecast.of(plan.work, rates, config, 0.0, None).hours <= (
+        assert Forecast.of(plan.work, rates, config).hours <= (
             1 / 6 if method != "dp_sgd" else 1 / 5
         )
         assert "the model takes up to about" in (folder / "notes.yaml").read_text()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpray.commands.run import advice
+from dpray.io.columns import cut_advice
 
 GOOD = [f"the {place} was clean and the staff helped us" for place in "abcdefghij"]
 
@@ -16,7 +17,7 @@ GOOD = [f"the {place} was clean and the staff helped us" for place in "abcdefghi
     ("texts", "cut", "key"),
     [
         (GOOD, 1, None),
-        (GOOD, 2, "20% of the texts reached method.max_tokens"),
+        (GOOD, 2, cut_advice(0.2)),
         (GOOD[:6] + GOOD[:4], 0, "raise method.temperature"),
         (GOOD[:7] + [f"{n} 1.5 % (3)" for n in range(3)], 0, "lower method.temperature"),
         ([f"{word} हिन्दी में लिखा" for word in "कखगघचछजझटठ"], 0, None),

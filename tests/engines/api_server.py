@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
+
+import numpy as np
 
 S = TypeVar("S", bound=ThreadingHTTPServer)
 
@@ -37,7 +39,7 @@ class Server(ThreadingHTTPServer):
     """Answers with the prompt's words in reverse; first with `faults`: a status, 0 to hang up
     without an answer, `SLOW` to answer late (3 s), or the body of the answer. A request with a
     parameter in `refuses` gets that status and body. After `answers_left` good answers it fails for
-    good."""
+    good. Calls for embeddings get the vectors of `embed`, in reverse."""
 
     daemon_threads = True
 
@@ -46,6 +48,7 @@ class Server(ThreadingHTTPServer):
         self.faults: list[int | str] = []
         self.refuses: dict[str, tuple[int, str]] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.embed: Callable[[list[str]], np.ndarray] | None = None
         self.answers_left = 10**9
         self.answered = 0
         self.lock = threading.Lock()
@@ -93,7 +96,18 @@ class Handler(BaseHTTPRequestHandler):
         if isinstance(fault, str):
             self._send(200, fault.encode("utf-8", "surrogateescape"))
             return
-        said = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
+        if fault is None and self.server.embed is not None and self.path.endswith("/embeddings"):
+            vectors = self.server.embed(body["input"]).tolist()
+            data = [{"index": i, "embedding": v, "object": "x"} for i, v in enumerate(vectors)]
+            self._send(200, json.dumps({"object": "list", "data": data[::-1]}).encode())
+            return
+        said = (
+            body["input"][0]
+            if "input" in body
+            else body["prompt"]
+            if "prompt" in body
+            else body["messages"][0]["content"]
+        )
         text = " ".join(reversed(said.split()))
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
         if self.path.endswith("chat/completions"):

@@ -92,13 +92,17 @@ def test_private_rows_change_no_bit_of_the_public_logits(engine: Engine) -> None
 
 
 def test_no_shape_of_a_public_pass_depends_on_private_rows(transformers_engine: Any) -> None:
-    """Every public row goes through by itself: a kernel is chosen by the shape of its pass."""
+    """Every public row goes through by itself: a kernel is chosen by the shape of its pass, which
+    is its rows, its new tokens, and the keys that these look at."""
     seen: list[tuple[int, ...]] = []
-    hook = transformers_engine._model.register_forward_pre_hook(
-        lambda model, args, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
-    )
+
+    def note(model: Any, args: Any, inputs: dict[str, Any]) -> None:
+        seen.append((*inputs["input_ids"].shape, inputs["attention_mask"].shape[1]))
+
+    hook = transformers_engine._model.register_forward_pre_hook(note, with_kwargs=True)
     public = make_group(transformers_engine, "a", 0)
-    alone = [(1, len(public.public_prompt)), *[(1, 1)] * (MAX_TOKENS - 1)]
+    length = len(public.public_prompt)
+    alone = [(1, length, length), *((1, 1, length + i) for i in range(1, MAX_TOKENS))]
     for rows, words in [(0, (3, 30)), (4, (3, 30)), (4, (40, 60)), (12, (3, 3))]:
         seen.clear()
         private = make_group(transformers_engine, "a", rows, words=words).private_prompts

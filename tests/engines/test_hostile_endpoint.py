@@ -14,7 +14,8 @@ import pytest
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
-from dpray.engines.openai import LARGEST_ANSWER, OpenAIEngine
+from dpray.engines.endpoint import LARGEST_ANSWER
+from dpray.engines.openai import OpenAIEngine
 from tests.engines.api_server import chat, running
 
 Answer = Callable[[BaseHTTPRequestHandler], None]

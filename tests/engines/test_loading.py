@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dpray.config.sections import EngineConfig
+from dpray.engines import transformers
 from dpray.engines.base import EngineError
+from dpray.engines.kv_cache import GIB, bytes_per_token, choice_bytes
 from dpray.engines.model_path import resolve_model
 from dpray.engines.transformers import cache_argument
 from dpray.types import InputError
@@ -76,3 +81,22 @@ def test_a_kv_cache_is_given_by_the_name_that_the_model_knows() -> None:
 
     assert cache_argument(Older) == "past_key_values"
     assert cache_argument(Newer) == "cache"
+
+
+def test_rows_on_a_gpu_leave_room_for_the_choice_of_tokens(
+    model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_cpu = partial(transformers.load_model, device=torch.device("cpu"))
+    monkeypatch.setattr(transformers, "load_model", lambda folder, dtype, _: on_cpu(folder, dtype))
+    gpu = SimpleNamespace(total_memory=4 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: GIB)
+    section = EngineConfig(kind="transformers", model=model_folder, dtype="float32")
+    engine = transformers.TransformersEngine(section, device="cuda")
+
+    def taken(rows: int) -> int:
+        kept = 100 * bytes_per_token(engine.model_config, "float32") + 2 * 4 * engine.readable
+        return rows * kept + choice_bytes(rows, engine.readable)
+
+    rows = engine.rows_at_once(100)
+    assert taken(rows) <= 0.75 * (0.9 * 4 - 1) * GIB < taken(rows + 1)

@@ -63,6 +63,17 @@ def test_a_prefix_begins_the_answer_of_either_api(server: Server) -> None:
     assert path == "/v1/completions" and body["prompt"] == "hello\n\nText:"
 
 
+def test_a_system_message_comes_first_in_either_api(server: Server) -> None:
+    asked = Prompt("hello", "Text:", "Be brief.")
+    engine(server).generate([asked], [Sampling(7)])
+    assert [each["role"] for each in server.requests[-1][1]["messages"]] == [
+        "system", "user", "assistant",
+    ]  # fmt: skip
+    assert server.requests[-1][1]["messages"][0]["content"] == "Be brief."
+    engine(server, api="completions").generate([asked], [Sampling(7)])
+    assert server.requests[-1][1]["prompt"] == "Be brief.\n\nhello\n\nText:"
+
+
 @pytest.mark.parametrize("faults", [[429], [500], [0]], ids=str)
 def test_passing_faults_are_tried_again(server: Server, faults: list[int]) -> None:
     server.faults = list(faults)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dpray.config.sections import EngineConfig
-from dpray.engines.base import EngineError
+from dpray.engines.base import DeviceLost, EngineError
 from dpray.engines.vllm.engine import VllmEngine
 
 pytest.importorskip("vllm", reason="vllm is not installed")
@@ -134,3 +134,57 @@ def test_a_part_that_is_late_is_not_added_to_the_next_token() -> None:
         processor._locate({1: member})
         processor.force(torch.zeros(2, 4))
     assert added == [1]
+
+
+@pytest.mark.parametrize(("number", "kind"), [(214, DeviceLost), (710, EngineError)])
+def test_an_error_of_the_device_ends_all_groups_of_its_step_and_no_draw_is_made_again(
+    number: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device does not say whose it was. Groups that were over before have their texts."""
+    import numpy as np
+    import torch
+
+    from dpray.engines.vllm.engine import agreed
+    from dpray.engines.vllm.first_runner import FirstRunnerProcessor
+    from dpray.methods.private_prediction import token
+    from dpray.methods.private_prediction.mechanism import SELECTOR, PrivateToken
+
+    error = torch.AcceleratorError("CUDA error: Marlowe")
+    error.error_code = number
+    calls: list[int] = []
+
+    def draw(groups: list[Any]) -> torch.Tensor:
+        calls.append(len(groups))
+        if len(calls) == 3:
+            raise error
+        return torch.full((len(groups), 1), 4 * 7)
+
+    monkeypatch.setattr(token, "_draw_by", lambda mechanism: draw)
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=False))
+    processor = FirstRunnerProcessor(config, torch.device("cpu"), False)
+    processor.unfinished_prefill = np.zeros(9, dtype=bool)
+    values = PrivateToken(2, 9, "recentred", 1.0, 1.0, 1.0).values
+    outputs: list[list[int]] = [[] for _ in range(9)]
+    for place, output in enumerate(outputs):
+        name, row = f"group {place // 3}", place % 3
+        ticket = {"group": name, "row": row, "size": 3, "eos": 2}
+        if row == 2:
+            arguments = {"mechanism": values, "key": str(place) * 64}
+            ticket |= {"prompt": [1], "factory": SELECTOR, "arguments": arguments, "stop": False}
+        params = SimpleNamespace(
+            extra_args={"dpray": ticket}, stop_token_ids=[2], max_tokens=2 if place < 3 else 5
+        )
+        processor._members[place] = processor._join(params, output) or ("", 0)
+    processor._locate(processor._members)
+    for step in range(5):
+        forced = processor.force(torch.zeros(9, 50)).argmax(dim=1).tolist()
+        assert forced == [7] * 9 if step < 2 else set(forced[3:]) == {2}
+        for output, given in zip(outputs, forced, strict=True):
+            output.append(given)
+    assert calls == [3, 3, 2], "one call a step, and none after the error"
+    first, *others = (group.report() for group in processor.groups.values())
+    assert agreed([first])["tokens"] == [7, 7]
+    for other in others:
+        with pytest.raises(EngineError) as caught:
+            agreed([other])
+        assert type(caught.value) is kind and "Marlowe" not in str(caught.value)

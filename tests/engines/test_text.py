@@ -102,6 +102,29 @@ def test_a_text_is_in_its_prompt_whatever_form_the_template_takes(
     assert chat.tokenizer.decode(chat.encode(Prompt(" a  b ", "x"))) == expected + "x"
 
 
+SYSTEMS = {
+    "of its own": (CHAT, "[system] be brief\n[user]  a  b \n[answer] "),
+    "stripped": (TEMPLATES["stripped"][0], "[system] be brief\n[user] a  b\n[answer] "),
+    "parts": (PARTS, "[user] be brief\n\n a  b ;[answer] "),
+    "refused": (TEMPLATES["without a system"][0], "[user] be brief\n\n a  b \n[answer] "),
+    "left out": ("[user]{{ messages[-1].content }}[answer] ", "[user]be brief\n\n a  b [answer] "),
+    "none": (None, "be brief\n\n a  b \n\n"),
+}
+
+
+@pytest.mark.parametrize(("template", "expected"), SYSTEMS.values(), ids=SYSTEMS)
+def test_a_system_turn_or_words_before_the_text_if_the_template_has_none(
+    model_folder: str, template: str | None, expected: str
+) -> None:
+    chat = TextCodec(model_folder, None)
+    chat.tokenizer.chat_template = template
+    bare = chat.encode(Prompt(" a  b ", "x"))
+    ids = chat.encode(Prompt(" a  b ", "x", "be brief"))
+    text = chat.tokenizer.decode(ids[1:] if template is None else ids)
+    assert text == expected + "x"
+    assert chat.encode(Prompt(" a  b ", "x")) == bare != ids
+
+
 BROKEN = {
     "constant": ("Write a note.", "leaves the text of a prompt out"),
     "another key": ("{% for m in messages %}{{ m['text'] }}{% endfor %}", "leaves the text"),
@@ -148,7 +171,7 @@ def test_no_text_can_make_a_template_raise_or_choose_its_branches(
 
 
 def test_neither_prompt_nor_completion_shows_its_text() -> None:
-    assert "secret" not in repr(Prompt("secret", "secret"))
+    assert "secret" not in repr(Prompt("secret", "secret", "secret"))
 
 
 @settings(max_examples=150, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -14,9 +15,14 @@ import torch
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import DeviceLost, EngineError
+from dpray.engines.kv_cache import GIB, choice_bytes
 from dpray.engines.row_variation import PREFILLS, row_variation
 from dpray.engines.vllm.engine import LockstepRun, VllmEngine
-from dpray.engines.vllm.model import take_invariant_kernels
+from dpray.engines.vllm.model import (
+    INVARIANT_ATTENTION,
+    invariant_attention,
+    take_invariant_kernels,
+)
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from tests.engines.tensor_parallel import SIZES, tokens_of_two_ranks
@@ -326,7 +332,9 @@ class Loads:
     invariant: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
-    def engine(self, model: str, dtype: Any = "bfloat16", **ways: bool) -> VllmEngine:
+    def engine(
+        self, model: str, dtype: Any = "bfloat16", rows: int = 512, **ways: bool
+    ) -> VllmEngine:
         loads = self
 
         class OnGpu(VllmEngine):
@@ -336,7 +344,7 @@ class Loads:
                 rank |= {"block_sizes": [16], "blocks": 100}
                 return SimpleNamespace(collective_rpc=lambda *_, **__: [rank])
 
-        return OnGpu(EngineConfig(model=model, dtype=dtype), **ways)
+        return OnGpu(EngineConfig(model=model, dtype=dtype, max_num_seqs=rows), **ways)
 
 
 @pytest.fixture
@@ -344,7 +352,10 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch, vllm_installed: None) -> None:
     import vllm.platforms
 
     hopper = SimpleNamespace(
-        is_cuda=lambda: True, is_cpu=lambda: False, has_device_capability=lambda least: True
+        is_cuda=lambda: True,
+        is_cpu=lambda: False,
+        has_device_capability=lambda least: True,
+        get_device_total_memory=lambda: 80 * GIB,
     )
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")  # put back after the test
     monkeypatch.setattr(vllm.platforms, "current_platform", hopper)
@@ -369,6 +380,36 @@ def test_invariant_kernels_are_taken_only_where_a_bit_decides_or_rounding_would_
     # This machine's vLLM has no FlashAttention.
     assert loads.options.get("attention_config") == ({"backend": "TRITON_ATTN"} if taken else None)
     assert engine.attention == [loads.attention] and engine.shares_public_pass
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_the_kv_cache_leaves_room_for_the_choice_of_tokens(model_folder: str) -> None:
+    """vLLM fills what its own trial leaves of the GPU, and our choice of tokens is not in it."""
+    loads = Loads(attention="TRITON_ATTN")
+    engine = loads.engine(model_folder, private_rows=True, public_alone=True)
+    kept = choice_bytes(engine.max_rows, engine.model_config.vocab_size)
+    assert loads.options["gpu_memory_utilization"] == 0.9 - kept / (80 * GIB)
+    loads.engine(model_folder, private_rows=False, public_alone=False)
+    assert loads.options["gpu_memory_utilization"] == 0.9
+    with pytest.raises(EngineError, match=r"^engine\.max_num_seqs: .* GiB, .*; lower it$"):
+        loads.engine(model_folder, rows=10**8, private_rows=True, public_alone=True)
+
+
+@pytest.mark.parametrize(("version", "taken"), [(2, "FLASH_ATTN 2"), (3, "TRITON_ATTN")])
+def test_flashattention_2_is_asked_for_where_a_build_has_it(
+    monkeypatch: pytest.MonkeyPatch, vllm_installed: None, version: int, taken: str
+) -> None:
+    """By keys that this vLLM knows: it would start with attention of its own choice otherwise."""
+    from vllm.config import AttentionConfig
+
+    build = SimpleNamespace(is_fa_version_supported=lambda asked: asked == version)
+    package = "vllm.vllm_flash_attn"  # a build for CPUs refuses to import it
+    monkeypatch.setitem(sys.modules, package, SimpleNamespace(flash_attn_interface=build))
+    monkeypatch.setitem(sys.modules, f"{package}.flash_attn_interface", build)
+    asked: dict[str, Any] = invariant_attention()
+    config = AttentionConfig(**asked)
+    name = f"FLASH_ATTN {config.flash_attn_version}" if config.backend is None else asked["backend"]
+    assert name == taken and taken in INVARIANT_ATTENTION
 
 
 @pytest.mark.usefixtures("on_hopper")

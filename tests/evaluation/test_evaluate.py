@@ -13,6 +13,7 @@ from dpray.evaluation import NOT_FOR_RELEASE
 from dpray.evaluation.downstream import Embedded, logistic_regression
 from dpray.evaluation.evaluate import evaluate, split, verdict
 from dpray.evaluation.texts import parsed_record
+from dpray.io.columns import cut_advice
 from dpray.types import InputError
 
 WORDS = {
@@ -274,7 +275,7 @@ def test_an_evaluation_ends_with_one_sentence():
     near = verdict(result(0.8, 1), 0.75)
     assert near.startswith("For training a classifier, these texts are nearer to real texts: ")
     assert "distance is 1.42, that of real texts 1.09" in near
-    assert near.endswith("75% of the texts are cut: raise method.max_tokens.")
+    assert near.endswith(f"; {cut_advice(0.75)}.")
     assert "repeat" not in near
     far = verdict(result(0.4, 9) | {"downstream": None}, None)
     assert "more strings of one private record than chance does (9 numbers)." in far

@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -23,20 +27,29 @@ from dpray.engines.base import (
     DeviceLost,
     Engine,
     EngineError,
+    Failed,
     Following,
     LockstepGroup,
     LockstepResult,
+    Selected,
+    Selection,
     engine_error,
     failure_name,
     nothing_follows,
+    select_tokens,
     selector_error,
 )
+from dpray.engines.finite_rows import highest
+from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
+from dpray.methods.private_prediction import token
 from dpray.methods.private_prediction.decoder import MOST_COPIES, bound_copies
+from dpray.methods.private_prediction.mechanism import PrivateToken
+from dpray.methods.private_prediction.step import Group, draw
 from dpray.types import DprayError, InputError, Resumable, RunFailed
 from dpray.workers.failures import Kind, is_own_failure, kind_of
-from dpray.workers.groups import PLACEHOLDER, group_texts
+from dpray.workers.gathering import PLACEHOLDER, batch_texts
 from tests.engines.kept import Kept
 from tests.faults import driver
 
@@ -294,6 +307,102 @@ def test_what_is_drawn_again_is_what_was_drawn(
     assert set(drawn.texts) == set(texts.items()), "and each time they were the same"
 
 
+class SideBySide(driver.Words):
+    """Draws the tokens of up to three groups in one call of the device, which fails at the calls
+    that are in `errors`. `drawn` has the token of each coin, `lost` the groups of failed calls."""
+
+    def __init__(self, errors: dict[int, Exception]) -> None:
+        self.errors, self.calls = errors, 0
+        self.drawn: list[tuple[int, int]] = []
+        self.lost: list[int] = []
+
+    def draw(self, mechanism: PrivateToken, groups: list[Group]) -> torch.Tensor:
+        self.calls += 1
+        tokens = draw(mechanism, groups)
+        self.drawn += zip(
+            (each.coins.uniform for each in groups), tokens[:, 0].tolist(), strict=True
+        )
+        if (error := self.errors.pop(self.calls, None)) is not None:
+            self.lost.append(len(groups))
+            raise error
+        return tokens
+
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Iterator[LockstepResult]:
+        waiting, running = iter(groups), []
+        while True:
+            running += [_Text(group) for group in islice(waiting, 3 - len(running))]
+            if not running:
+                return
+            ends = select_tokens([text.selection() for text in running])
+            for text, end in zip(running, ends, strict=True):
+                text.note(end)
+            for text in [each for each in running if each.result is not None]:
+                running.remove(text)
+                if (after := following(text.result)) is not None:
+                    running.append(_Text(after))
+                yield text.result
+
+
+class _Text:
+    def __init__(self, group: LockstepGroup) -> None:
+        self.group, self.selector = group, group.selector.build()
+        self.tokens: list[int] = []
+        self.result: Any = None
+
+    def selection(self) -> Selection:
+        rows = [driver.logits(prompt, self.tokens) for prompt in self.group.prompts]
+        logits_SV = torch.from_numpy(np.array(rows, dtype=np.float32))
+        return self.selector.select(logits_SV[:-1], highest(logits_SV[:-1]), logits_SV[-1])
+
+    def note(self, end: Selected | Failed) -> None:
+        if isinstance(end, Failed):
+            raise selector_error(failure_name(end.error))
+        self.tokens += [] if end.token is None else [end.token]
+        if end.token is None or len(self.tokens) == self.group.max_tokens:
+            reason: Any = "exhausted" if end.token is None else "length"
+            text, state = driver.text_of(self.tokens), self.selector.state()
+            name, tokens = self.group.group_id, tuple(self.tokens)
+            self.result = LockstepResult(name, text, tokens, reason, state)
+
+
+@pytest.mark.parametrize("number", [214, 220, 710])
+def test_an_error_of_the_device_in_a_step_of_several_batches_draws_nothing_twice(
+    config: Callable[..., Config], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All batches of the step are lost, and the one that has begun with them. If the device is
+    gone, they are decoded again, by the next attempt and the next command, from the same coins and
+    for no further charge. After any other error, of which a private row may be the reason, none of
+    them is."""
+    made = config(runtime__max_attempts=2, method__candidates="all")
+    device = SideBySide({call: accelerator_error(number) for call in (3, 6, 9)})
+    monkeypatch.setattr(token, "_draw_by", lru_cache(lambda m: partial(device.draw, m)))
+
+    def entries() -> Any:
+        with closing(Ledger.open(made.privacy.ledger)) as ledger:
+            [shown] = ledger.show()["datasets"]
+        return [(entry["key"], entry["spent"]) for entry in shown["entries"]]
+
+    faulty: Any = Faulty(device)  # type: ignore[arg-type]
+    if number != 710:
+        with pytest.raises(Resumable, match=r"^the device failed \(DeviceLost\) \(2 times\)"):
+            run(made, faulty)
+        charged = entries()
+        counted = run(made, faulty)["batches"]
+        assert (counted["published"], counted["failed"]) == (12, 0) and counted["repeated"] > 3
+        assert max(device.lost) == 3 and len(device.lost) == 3
+        assert len(device.drawn) > len(dict(device.drawn)), "some were drawn more than once"
+        assert set(device.drawn) == set(dict(device.drawn).items()), "and were the same"
+    else:
+        for _ in range(2):
+            with pytest.raises(RunFailed, match=r"EngineError \(4 in all\).*never repeated"):
+                run(made, faulty)
+        charged = entries()
+        assert device.lost == [3] and device.calls == 3
+    assert entries() == charged and len(charged) == 1
+
+
 def test_an_engine_that_cannot_be_loaded_costs_nothing(
     config: Callable[..., Config], engine: Engine, tmp_path: Path
 ) -> None:
@@ -333,7 +442,7 @@ def test_a_record_more_moves_the_rows_that_are_used_by_one(
     def used(numbers: list[int]) -> dict[str, list[str]]:
         rows = [*map(row, numbers), *PLACES]
         random.shuffle(rows)
-        grouped = group_texts(bound_copies(rows))
+        grouped = batch_texts(bound_copies(rows))
         return {batch: sorted(texts) for batch, texts in grouped.items()}
 
     before, after = used(numbers), used([*numbers, another])

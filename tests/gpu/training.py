@@ -92,12 +92,11 @@ def zero(small: bool) -> Iterator[Row]:
     torchrun starts: one for each GPU (NCCL), or two on a host (gloo). Ray is not imported."""
     ranks = torch.cuda.device_count() or 2
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    for stage in (2, 3):
-        rank = [f"--nproc-per-node={ranks}", "-m", "tests.gpu.zero_rank", str(stage)]
-        done = subprocess.run(torchrun + rank, stdout=subprocess.PIPE, text=True)
-        yield from (json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{")
-        if done.returncode:
-            raise RuntimeError(f"the ranks of stage {stage} ended with status {done.returncode}")
+    rank = [f"--nproc-per-node={ranks}", "-m", "tests.gpu.zero_rank"]
+    done = subprocess.run(torchrun + rank, stdout=subprocess.PIPE, text=True)
+    yield from (json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{")
+    if done.returncode:
+        raise RuntimeError(f"the ranks ended with status {done.returncode}")
 
 
 def pool_of_one(small: bool, tasks: int | None) -> Pool:

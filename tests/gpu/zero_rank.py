@@ -1,6 +1,6 @@
-"""`torchrun -m tests.gpu.zero_rank STAGE` makes four steps under ZeRO, on GPUs (NCCL) or on a host
-(gloo), without Ray. Rank 0 prints a JSON line for each model: how far its weights are from those of
-the reference trainer, and the seconds that the steps took."""
+"""`torchrun -m tests.gpu.zero_rank` makes four steps under each stage of ZeRO, on GPUs (NCCL) or on
+a host (gloo), without Ray. Rank 0 prints a JSON line for each stage and model: how far its weights
+are from those of the reference trainer, and the seconds that the steps took."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import json
 import os
 import sys
 import time
+from itertools import product
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import typer
 
 from dpray.engines.float32 import without_tf32
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.dp_sgd.training.clipped_loss import PerExampleLoss
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer
 from dpray.methods.dp_sgd.training.zero import ZeroTrainer, shared_key
-from tests.integration.zero_ranks import MODELS, flat, plan, steps
+from tests.integration.zero_ranks import MODELS, STAGES, flat, plan, steps
 from tests.methods.dp_sgd.training.states import weights_of
 
 STEPS = 4
 
 
-def main(stage: int) -> None:
+def main() -> None:
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else "cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     without_tf32()
     dist.init_process_group("nccl" if on_gpu else "gloo")
-    for name in MODELS:
+    for stage, name in product(STAGES, MODELS):
         began = time.perf_counter()
         weights = trained(name, stage, device, ZeroTrainer)
         seconds = time.perf_counter() - began
@@ -46,7 +46,7 @@ def main(stage: int) -> None:
             "weights moved": float((reference - start).abs().max()),
             "off the reference": float((weights - reference).abs().max()),
             "seconds": seconds,
-            "with Ray": "ray" in sys.modules,
+            "with Ray": sys.modules.get("ray") is not None,
         }
         if dist.get_rank() == 0:
             print(json.dumps(row), flush=True)
@@ -68,4 +68,4 @@ def trained(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -19,7 +19,9 @@ import openai
 import psutil
 import pytest
 
+from dpray.config.sections import EmbedderConfig
 from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.engines.embedding_endpoint import PUBLIC_TEXTS, EmbeddingEndpoint
 from dpray.serving.errors import FRONT_ENVIRONMENT
 from tests.integration.endpoints import (
     EMBEDDER,
@@ -168,6 +170,14 @@ def test_embeddings_are_those_of_the_embedder_in_process(served: Served) -> None
     np.testing.assert_allclose([item.embedding for item in answer.data], expected, atol=2e-6)
     np.testing.assert_allclose(floats.data[0].embedding, expected[3], atol=2e-6)
     assert answer.usage.total_tokens > 20 * 4
+
+    keys = {"kind": "openai", "base_url": served.said["base_url"], "api_key": KEY}
+    endpoint = EmbeddingEndpoint(EmbedderConfig(**keys, max_in_flight=2))
+    endpoint.check(SentenceTransformerEmbedder(EMBEDDER).embed(PUBLIC_TEXTS))
+    many = [f"{WORD} {n}" for n in range(150)]
+    np.testing.assert_allclose(
+        endpoint.embed(many), SentenceTransformerEmbedder(EMBEDDER).embed(many), atol=2e-6
+    )
 
 
 def test_wrong_requests_get_openais_errors_without_their_own_words(served: Served) -> None:

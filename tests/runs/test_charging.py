@@ -256,16 +256,16 @@ def test_changed_records_of_a_run_that_began_are_not_bound(
     assert kinds(ledger).count("data") == 1
 
 
-def test_a_run_that_named_its_units_in_another_way_is_not_resumed(
+def test_a_run_of_a_version_with_other_names_or_coins_is_not_resumed(
     config: Callable[..., Config], cut_off: Callable[..., None], tmp_path: Path
 ):
-    """As a version did to which 101.0 was not 101: a unit would fall into two batches."""
-    run = config(privacy__ledger=f"sqlite:///{tmp_path}/new.db", data__unit="text")
+    """As one to which 101.0 was not 101: a unit would fall into two batches."""
+    run = config(privacy__ledger=f"sqlite:///{tmp_path}/new.db")
     cut_off(run, "total_sums")
     file = tmp_path / "out" / "run.json"
     before = file.read_text()
-    file.write_text(json.dumps({k: v for k, v in json.loads(before).items() if k != "unit_names"}))
-    with pytest.raises(InputError, match=r"named the units of data\.unit in another way"):
+    file.write_text(json.dumps({k: v for k, v in json.loads(before).items() if k != "format"}))
+    with pytest.raises(InputError, match=r"would draw other batches or publish under other names"):
         methods.run(run)
     file.write_text(before)
     assert methods.run(run)["records"] == 8

@@ -14,7 +14,7 @@ from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.records import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
-from dpray.workers.groups import BatchGathering
+from dpray.workers.gathering import BatchGathering
 from dpray.workers.rows import bound_contributions, record_rows
 
 EMPTY = st.sampled_from([None, "", " ", "\n\t", "\u00a0"])

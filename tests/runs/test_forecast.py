@@ -40,18 +40,21 @@ def test_prefilling_and_decoding_take_turns_or_the_same_time() -> None:
 
 
 def test_a_forecast_counts_engines_actors_gpus_and_money(settings: Callable[..., Any]) -> None:
-    config = parse_config(settings(runtime={"ray_address": "auto", "actors": 4}))
+    on_ray = {"ray_address": "auto", "actors": 4, "gpus_per_actor": 2.0}
+    model = settings()["engine"]["model"]
+    two = {"kind": "vllm", "model": model, "tensor_parallel_size": 2}
+    config = parse_config(settings(runtime=on_ray, engine=two))
     work, rates = Work(3600 * 100, 3600 * 10), Rates(100.0, 10.0)
-    found = Forecast.of(work, rates, config, 2.0, 1.5)
+    found = Forecast.of(work, rates, config, 1.5)
     assert (found.engine_hours, found.hours, found.gpu_hours, found.price) == (2.0, 0.5, 4.0, 3.0)
     assert found.lines() == {
         "time": "about 2.0 h of one engine, 4.0 h of a GPU; 30 min with all of runtime.actors",
         "price": "about 3.00",
     }
     here = parse_config(settings())
-    assert Forecast.of(work, rates, here, 0.0, None).lines() == {
-        "time": "about 2.0 h of one engine"
-    }
+    somewhere = parse_config(settings(engine=two, engine__gpu_memory_gib=80.0))
+    assert Forecast.of(work, rates, somewhere).gpu_hours == 4.0
+    assert Forecast.of(work, rates, here).lines() == {"time": "about 2.0 h of one engine"}
 
 
 def test_a_rate_is_measured_by_the_tokens_that_the_engine_gets(engine: Any) -> None:
@@ -237,8 +240,8 @@ def test_the_rates_of_private_prediction_are_measured_before_its_data_is_opened(
 
     registry.run(config, look)
     after = read_json(tmp_path / "out" / "run.json")["rates"]
-    time = Forecast.of(dpray.plan(config).work, Rates(**after), config, 0.0, None).duration
-    assert shown == {f"the model takes up to about {time} in all"}
+    time = Forecast.of(dpray.plan(config).work, Rates(**after), config).duration
+    assert shown == {f"the loaded model takes up to about {time} in all"}
     assert before
     assert all(rates == after for rates in before)
     assert rates_of_run(str(tmp_path / "out"), config, Work(1, 1)) == Rates(**after)

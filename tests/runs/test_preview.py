@@ -13,8 +13,10 @@ import pytest
 
 import dpray
 from dpray.cli import run_command
+from dpray.commands.plan import Speed
 from dpray.config.config import Config
 from dpray.engines.base import Completion, Sampling
+from dpray.io.columns import cut_advice
 from dpray.methods.registry import make_plan
 from dpray.runs.forecast import rates_here
 from dpray.runs.preview import MOST_BITS, preview, spread_labels
@@ -94,7 +96,7 @@ def test_every_method_shows_its_public_prompts(tmp_path: Path, method: str) -> N
     assert "praise" in words and "complaints" in words
     assert ("letters of guests" in words) == (method != "dp_sgd")
     assert [p.completed for p in shown if p.activity == "texts"] == [0, 1, 2, 3, 4]
-    assert any(line.startswith("method.max_") and "2 of 4" in line for line in found["advice"])
+    assert cut_advice(0.5) in found["advice"]
     assert not any("data." in line for line in found["advice"])
     assert (found["forecast"] is None) == (method == "dp_sgd")
     assert not (tmp_path / "out").exists() and not (tmp_path / "none.db").exists()
@@ -183,8 +185,7 @@ def test_a_text_that_is_not_unicode_is_written(tmp_path: Path) -> None:
     writer = Writer([("lone \ud800 surrogate", 120)])
     found = preview(make_plan(config), 1, lambda *_, **__: writer, no_progress, True)
     assert "lone ? surrogate" in (tmp_path / "out" / "floor.jsonl").read_text()
-    assert any("method.max_length: 1 of 1 texts were cut at 16" in a for a in found["advice"])
-    assert any("; 64 leaves room" in line for line in found["advice"])
+    assert cut_advice(1.0) in found["advice"]
 
 
 def test_labels_by_their_shares() -> None:
@@ -203,3 +204,18 @@ def test_a_speed_that_cannot_be_measured_is_the_usual_one(
     )
     usual = rates_here(config)
     assert usual is not None and found["forecast"]["rates"] == asdict(usual)
+
+
+@pytest.mark.parametrize("gpus", [None, 0, 0.5])
+def test_a_preview_and_a_plan_count_the_same_gpus(tmp_path: Path, gpus: float | None) -> None:
+    """Of a machine whose GPU the configuration describes."""
+    config_of(tmp_path, "dp_kps")
+    engine = "engine.gpu_memory_gib=80"
+    runtime = f"runtime.gpus_per_actor={json.dumps(gpus)}"
+    made = make_plan(dpray.load(tmp_path / "c.yaml", engine, runtime))
+    found = preview(made, 1, lambda *_, **__: Writer([("One.", 3)]), no_progress, False)["forecast"]
+    planned = Speed(tokens_per_second="100,20").forecast(made.config, made.work)
+    each = 1 if gpus is None else gpus
+    assert planned is not None
+    assert planned.gpu_hours == (each * planned.engine_hours if each else None)
+    assert found["gpu_hours"] == (each * found["engine_hours"] if each else None)

@@ -18,8 +18,8 @@ from dpray.workers import cluster
 from dpray.workers.cluster import (
     COUNTED_BY,
     keep_counts_here,
+    of_threads,
     start_ray,
-    threads,
 )
 
 
@@ -141,4 +141,7 @@ def test_rows_are_gathered_in_one_way_whatever_the_environment_names(
 def test_a_model_on_a_cpu_has_the_cores_that_the_other_actors_leave(
     runtime: dict[str, Any], cores: list[float], expected: int
 ) -> None:
-    assert threads(RuntimeConfig(**runtime), cores) == expected
+    found = of_threads(RuntimeConfig(**runtime), cores, {})
+    assert found == {"OMP_NUM_THREADS": str(expected), "OMP_WAIT_POLICY": "passive"}
+    given = {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "active"}
+    assert of_threads(RuntimeConfig(**runtime), cores, given) == {}

@@ -24,7 +24,7 @@ from dpray.workers.engine import (
     resolve_gpus,
 )
 from dpray.workers.engine_pool import check_loads
-from dpray.workers.groups import SliceWorker
+from dpray.workers.gathering import PartWorker
 from dpray.workers.pool_actor import PoolActor
 from dpray.workers.shards import ShardActor
 
@@ -183,7 +183,7 @@ def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_n
     plan = replace(make_plan(here(config)), salt="0" * 32)
     ledger: Any = None  # whose absence would show
     decoder = partial(BatchDecoder, plan, ledger, "run", "attempt", "")
-    error_of_load = PoolActor(raising(error)).load(partial(SliceWorker, decoder, 8), 8).error
+    error_of_load = PoolActor(raising(error)).load(partial(PartWorker, decoder, 8), 8).error
     assert type(error_of_load) is kind and str(error_of_load) == reason
 
 

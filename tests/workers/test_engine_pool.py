@@ -137,6 +137,15 @@ def test_an_actor_that_dies_is_replaced_and_what_it_answered_not_asked_again(
     assert sorted(written(tmp_path)) == sorted(prompt.user for prompt in asked)
 
 
+def test_prompts_that_actors_are_lost_with_again_and_again_end_the_run(
+    config: Callable[..., Config], tmp_path: Path
+) -> None:
+    pool = EnginePool(config(runtime__max_attempts=2), fake(tmp_path))
+    with pytest.raises(EngineError, match=r"^engine: actors were lost$"):
+        pool.generate(prompts(1, "dies"), [Sampling(2)] * 2)
+    assert (tmp_path / "died-dies").read_text() == "xx"
+
+
 def test_what_an_engine_raises_comes_as_itself(
     config: Callable[..., Config], tmp_path: Path
 ) -> None:

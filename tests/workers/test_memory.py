@@ -53,12 +53,12 @@ def config(settings: Callable[..., dict[str, Any]], model: Path) -> Callable[...
 @pytest.mark.parametrize(
     ("role", "changes", "gib"),
     [
-        # The libraries; 2 GiB of weights in float32, 1 GiB of cache and 128 MiB of logits.
-        (Role.ENGINE, {"engine__kv_cache_gib": 1.0}, 0.75 + 2 + 1 + 1 / 8 + 1 / 8),
-        (Role.ENGINE, {"engine__kind": "vllm"}, 0.75 + 2 + 2 + 1 / 8 + 1 / 8),
+        # The libraries; 2 GiB of weights in float32, 1 GiB of cache and 256 MiB of logits.
+        (Role.ENGINE, {"engine__kv_cache_gib": 1.0}, 0.75 + 2 + 1 + 1 / 4 + 1 / 8),
+        (Role.ENGINE, {"engine__kind": "vllm"}, 0.75 + 2 + 2 + 1 / 4 + 1 / 8),
         # 256 rows of 4,096 tokens of 16 KiB would be 16 GiB, which only a key gives.
-        (Role.ENGINE, {}, 0.75 + 2 + 2 + 1 / 8 + 1 / 8),
-        (Role.ENGINE, {"engine__max_model_len": 256}, 0.75 + 2 + 1 + 1 / 8 + 1 / 8),
+        (Role.ENGINE, {}, 0.75 + 2 + 2 + 1 / 4 + 1 / 8),
+        (Role.ENGINE, {"engine__max_model_len": 256}, 0.75 + 2 + 1 + 1 / 4 + 1 / 8),
         # The weights go to the GPU file by file.
         (Role.ENGINE, {"runtime__gpus_per_actor": 1}, 0.75 + 5 / 8 + 1 / 8),
         (Role.ENGINE, {"engine__kind": "vllm", "engine__model": "on/a-hub"}, 0.75 + 2 + 1 / 8),
@@ -88,7 +88,7 @@ def test_a_model_on_a_hub_is_counted_by_what_the_hub_tells(
     made = config(engine__model="hub/tells", engine__kind="vllm")
     with a_hub(200, files=files | others) as endpoint:
         be_asked(monkeypatch, endpoint)
-        assert reserved(made, Role.ENGINE) / GIB == 0.75 + 2 + 2 + 1 / 8 + 1 / 8
+        assert reserved(made, Role.ENGINE) / GIB == 0.75 + 2 + 2 + 1 / 4 + 1 / 8
         assert not lacks_size(made)
     with a_hub(401, "RepoNotFound") as endpoint:
         be_asked(monkeypatch, endpoint)

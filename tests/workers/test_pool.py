@@ -15,15 +15,14 @@ from dpray.workers.failures import LostTooOften
 from dpray.workers.placement import Place
 from dpray.workers.pool import (
     ActorPool,
-    LossPolicy,
+    Part,
     RayActors,
-    RepeatPrivate,
-    RepeatPublic,
-    Work,
+    ends_run,
 )
 from dpray.workers.pool_actor import Answer
 
 WAIT = 5.0
+LOSSES = 3
 LOST = ActorDiedError()
 MEMORY = OutOfMemoryError("the node was running low on memory")
 UNDELIVERED = ObjectLostError("0" * 56, None, "")  # type: ignore[arg-type]
@@ -106,17 +105,17 @@ class Dummies(RayActors):
         return sum(not actor.has_ended for actor in self.made)
 
 
-def work(*names: str) -> list[Work]:
-    return [Work((each,)) for each in names]
+def work(*names: str) -> list[Part]:
+    return [Part((each,)) for each in names]
 
 
 def done(
-    actors: Dummies, policy: LossPolicy, queue: list[Work], size: int = 1
+    actors: Dummies, queue: list[Part], size: int = 1, losses: int = LOSSES
 ) -> tuple[list[Any], Exception | None]:
     """Return the parts whose outcomes came, and the error at the end."""
     found: list[Any] = []
     try:
-        for results in ActorPool(actors, policy, size, WAIT).run(queue):
+        for results in ActorPool(actors, losses, size, WAIT).run(queue):
             found += [name for name, _ in results]
     except Exception as error:
         return found, error
@@ -125,23 +124,18 @@ def done(
     return found, None
 
 
-PRIVATE, PUBLIC = RepeatPrivate(3), RepeatPublic(3)
-POLICIES = [PRIVATE, PUBLIC]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_every_part_comes_once(policy: LossPolicy, size: int) -> None:
+def test_every_part_comes_once(size: int) -> None:
     actors = Dummies()
-    found, error = done(actors, policy, work("a b", "c", "d e f"), size)
+    found, error = done(actors, work("a b", "c", "d e f"), size)
     assert error is None and sorted(found) == list("abcdef")
-    assert len(actors.made) == min(size, 3), "no more actors than pieces"
+    assert len(actors.made) == min(size, 3), "no more actors than parts"
 
 
 def test_no_work_waits_for_a_machine_and_the_pool_for_no_actor_without_one() -> None:
     actors = Dummies()
     actors.held = {0, 2}
-    steps = ActorPool(actors, PRIVATE, 3, WAIT).run(work("a", "b", "c", "d"))
+    steps = ActorPool(actors, LOSSES, 3, WAIT).run(work("a", "b", "c", "d"))
     assert next(steps) == [] and not actors.taken
     found = [name for results in steps for name, _ in results]
     assert found == ["a", "b", "c", "d"] and actors.living() == 0
@@ -151,7 +145,7 @@ def test_no_work_waits_for_a_machine_and_the_pool_for_no_actor_without_one() -> 
 def test_a_step_says_when_nothing_has_come() -> None:
     actors = Dummies()
     actors.held = {0}
-    steps = ActorPool(actors, PRIVATE, 1, WAIT).run(work("a"))
+    steps = ActorPool(actors, LOSSES, 1, WAIT).run(work("a"))
     assert [next(steps) for _ in range(3)] == [[], [], []]
     actors.held = set()
     assert [name for results in steps for name, _ in results] == ["a"]
@@ -161,7 +155,7 @@ def test_a_pool_without_an_actor_waits_no_longer_than_it_may() -> None:
     """Its only actor's machine was lost, and no other one comes."""
     actors = Dummies({"b": [LOST]})
     actors.held = {1}
-    steps = ActorPool(actors, PRIVATE, 1, WAIT).run(work("a", "b", "c"))
+    steps = ActorPool(actors, LOSSES, 1, WAIT).run(work("a", "b", "c"))
     found: list[str] = []
 
     def all_steps() -> None:
@@ -176,7 +170,7 @@ def test_a_pool_without_an_actor_waits_no_longer_than_it_may() -> None:
 def test_an_actor_ends_when_there_is_no_work_for_it() -> None:
     actors = Dummies()
     actors.held = {1}
-    steps = ActorPool(actors, PRIVATE, 2, WAIT).run(work("a", "b c"))
+    steps = ActorPool(actors, LOSSES, 2, WAIT).run(work("a", "b c"))
     while not actors.taken["b"]:
         next(steps)
     assert actors.living() == 2
@@ -189,14 +183,14 @@ def test_an_actor_ends_when_there_is_no_work_for_it() -> None:
 def test_each_actor_whose_work_others_take_over_is_told() -> None:
     told: list[tuple[str, Exception]] = []
     actors = Dummies({"b": [LOST]})
-    pool = ActorPool(actors, PRIVATE, 1, WAIT, on_loss=lambda *loss: told.append(loss))
+    pool = ActorPool(actors, LOSSES, 1, WAIT, on_loss=lambda *loss: told.append(loss))
     assert sorted(name for lot in pool.run(work("a b")) for name, _ in lot) == ["a", "b"]
     assert told == [("attempt 0", LOST)]
 
 
 def test_an_actor_that_is_kept_does_the_next_run() -> None:
     actors = Dummies()
-    pool = ActorPool(actors, PUBLIC, 2, WAIT, keeps_actors=True)
+    pool = ActorPool(actors, LOSSES, 2, WAIT, keeps_actors=True)
     for run in ("a", "b"):
         results = [each for lot in pool.run(work(run, f"{run}2")) for each in lot]
         assert [name for name, _ in results] == [run, f"{run}2"]
@@ -205,71 +199,64 @@ def test_an_actor_that_is_kept_does_the_next_run() -> None:
     assert actors.living() == 0
 
 
-@pytest.mark.parametrize("policy", [PRIVATE, PUBLIC])
-def test_what_a_lost_actor_leaves_is_done_by_another_one_and_nothing_else_twice(
-    policy: LossPolicy,
-) -> None:
+def test_what_a_lost_actor_leaves_is_done_by_another_one_and_nothing_else_twice() -> None:
     actors = Dummies({"b": [LOST], "e": [LOST, LOST]})
-    found, error = done(actors, policy, work("a b c", "d", "e"))
+    found, error = done(actors, work("a b c", "d", "e"))
     assert error is None and sorted(found) == list("abcde")
     assert actors.taken == Counter(a=1, b=2, c=2, d=1, e=3)
     assert len(actors.made) == 4
 
 
-@pytest.mark.parametrize("policy", [PRIVATE, PUBLIC])
-def test_work_that_is_repeated_comes_last(policy: LossPolicy) -> None:
+def test_work_that_is_repeated_comes_last() -> None:
     actors = Dummies({"a": [LOST]})
-    assert done(actors, policy, work("a", "b", "c"))[0] == ["b", "c", "a"]
+    assert done(actors, work("a", "b", "c"))[0] == ["b", "c", "a"]
 
 
 @pytest.mark.parametrize("error", [LOST, MEMORY, DeviceLost("the GPU is gone")])
-def test_private_work_that_is_lost_too_often_is_left_out(error: Exception) -> None:
+def test_work_that_is_lost_too_often_is_left_out(error: Exception) -> None:
     actors = Dummies({"b": [error] * 9})
-    found, ended = done(actors, PRIVATE, work("a b", "c", "d"), size=2)
+    found, ended = done(actors, work("a b", "c", "d"), size=2)
     assert sorted(found) == ["a", "c", "d"]
     assert isinstance(ended, LostTooOften) and ended.last is error
     assert actors.taken["b"] == 3
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_actors_that_only_die_are_given_up(policy: LossPolicy) -> None:
+def test_actors_that_only_die_are_given_up() -> None:
     actors = Dummies({"load": [LOST] * 99})
-    found, error = done(actors, policy, work("a", "b"), size=2)
+    found, error = done(actors, work("a", "b"), size=2)
     assert found == [] and error is LOST and not actors.taken
     assert len(actors.made) == 2 * 3
 
 
 def test_an_answer_sets_the_losses_of_a_slot_back() -> None:
     actors = Dummies({name: [LOST] for name in "abc"})
-    found, error = done(actors, RepeatPublic(2), work("x a", "y b", "z c"))
+    found, error = done(actors, work("x a", "y b", "z c"), losses=2)
     assert error is None and sorted(found) == list("abcxyz")
 
 
 def test_an_actor_that_memory_ends_is_a_lost_one_and_the_others_go_on() -> None:
     actors = Dummies({"b": [MEMORY], "load": [MEMORY]})
-    found, error = done(actors, PRIVATE, work("a b", "c d e", "f"), size=2)
+    found, error = done(actors, work("a b", "c d e", "f"), size=2)
     assert error is None and sorted(found) == list("abcdef")
     assert actors.taken == Counter(a=1, b=2, c=1, d=1, e=1, f=1)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("error", [DprayError("ours"), KeyError(5), SelectorFailed("it")])
-def test_what_a_worker_raises_ends_the_run_at_once(policy: LossPolicy, error: Exception) -> None:
+def test_what_a_worker_raises_ends_the_run_at_once(error: Exception) -> None:
     actors = Dummies({"a": [error]})
-    assert done(actors, policy, work("a", "b")) == ([], error)
+    assert done(actors, work("a", "b")) == ([], error)
     assert actors.taken == Counter(a=1)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_an_engine_that_cannot_be_made_ends_the_run(policy: LossPolicy) -> None:
+def test_an_engine_that_cannot_be_made_ends_the_run() -> None:
     error = InputError("no such folder")
     actors = Dummies({"load": [error]})
-    assert done(actors, policy, work("a")) == ([], error) and len(actors.made) == 1
+    assert done(actors, work("a")) == ([], error) and len(actors.made) == 1
 
 
 def test_work_whose_arguments_are_lost_on_their_way_costs_no_actor() -> None:
     actors = Dummies()
-    found, error = done(actors, PRIVATE, work("a", "undelivered", "b"))
+    found, error = done(actors, work("a", "undelivered", "b"))
     assert found == ["a", "b"] and error is UNDELIVERED
     assert len(actors.made) == 1
 
@@ -287,7 +274,7 @@ def test_an_engine_that_fails_in_the_first_place_ends_the_run(
     error: Exception, has_run: bool, ends: bool
 ) -> None:
     """`tests/faults/test_table.py` has all that may be repeated."""
-    assert PRIVATE.ends_run(error, has_run) == ends
+    assert ends_run(error, has_run) == ends
 
 
 class Started:
@@ -344,7 +331,7 @@ def test_an_actor_without_work_leaves_while_others_work() -> None:
             super().leave(actor)
 
     actors = Leaving({"b": [LOST]})
-    pool = ActorPool(actors, RepeatPrivate(3), 2, WAIT)
-    found = [name for results in pool.run([Work(("a",)), Work(("b",))]) for name, _ in results]
+    pool = ActorPool(actors, LOSSES, 2, WAIT)
+    found = [name for results in pool.run([Part(("a",)), Part(("b",))]) for name, _ in results]
     assert sorted(found) == ["a", "b"]
     assert len(left) == 2 < len(actors.made)

@@ -13,7 +13,7 @@ from dpray.config.config import DataConfig
 from dpray.io.formats import Piece
 from dpray.io.records import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition
-from dpray.workers.groups import PLACEHOLDER, group_texts
+from dpray.workers.gathering import PLACEHOLDER, batch_texts
 from dpray.workers.rows import bound_contributions, local_rows, record_rows
 
 DATA = DataConfig(path="x", label="label", labels=("a", "b"), public_size=40, max_characters=1000)
@@ -102,10 +102,10 @@ def test_a_units_kept_rows_depend_on_its_own_rows_only(
 
 def test_a_part_of_a_batch_is_refused() -> None:
     row = {"batch": "0/1", "text": "x", "unit": "u", "rank": 1}
-    assert group_texts([row, PLACEHOLDER | {"batch": "0/1"}, PLACEHOLDER | {"batch": "0/2"}]) == {
+    assert batch_texts([row, PLACEHOLDER | {"batch": "0/1"}, PLACEHOLDER | {"batch": "0/2"}]) == {
         "0/1": ["x"],
         "0/2": [],
     }
     for parts in ([row], [PLACEHOLDER | {"batch": "0/1"}] * 2):
         with pytest.raises(RuntimeError, match="whole"):
-            group_texts(parts)
+            batch_texts(parts)

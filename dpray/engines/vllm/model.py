@@ -30,7 +30,7 @@ from dpray.engines.base import (
     Samplings,
     engine_error,
 )
-from dpray.engines.kv_cache import bytes_per_token, cpu_cache_bytes
+from dpray.engines.kv_cache import GIB, bytes_per_token, choice_bytes, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
 from dpray.engines.schema.schema import JSON_STYLE, Schema
 from dpray.engines.text import TextCodec
@@ -73,9 +73,12 @@ def context_of(engine: EngineConfig, codec: TextCodec) -> int:
     return codec.context_length
 
 
-def vllm_options(config: EngineConfig, *, on_gpu: bool, needed: int = 0) -> dict[str, Any]:
+def vllm_options(
+    config: EngineConfig, *, on_gpu: bool, needed: int = 0, kept: float = 0.0
+) -> dict[str, Any]:
     """Return vLLM's engine arguments: "auto" is float32 on a CPU and the model's own type
-    elsewhere. `needed` is the KV cache, in bytes, that a typical group takes."""
+    elsewhere. `needed` is the KV cache, in bytes, that a typical group takes, and `kept` the share
+    of a GPU's memory that vLLM may not take."""
     options: dict[str, Any] = {
         "dtype": "float32" if config.dtype == "auto" and not on_gpu else config.dtype,
         "max_num_seqs": config.max_num_seqs,
@@ -85,7 +88,7 @@ def vllm_options(config: EngineConfig, *, on_gpu: bool, needed: int = 0) -> dict
         "enable_prefix_caching": True,
     }
     if on_gpu:
-        return options | {"gpu_memory_utilization": config.gpu_memory_utilization}
+        return options | {"gpu_memory_utilization": config.gpu_memory_utilization - kept}
     return options | {
         "enforce_eager": True,
         "kv_cache_memory_bytes": cpu_cache_bytes(config, needed),
@@ -180,7 +183,8 @@ class VllmModel(TextCodec):
         )
         rows, tokens = group
         needed = rows * tokens * bytes_per_token(self.model_config, "float32")
-        options = vllm_options(config, on_gpu=on_gpu, needed=needed)
+        kept = self._kept_for_choice(config, vllm) if on_gpu and private_rows else 0.0
+        options = vllm_options(config, on_gpu=on_gpu, needed=needed, kept=kept)
         if invariant:
             options["attention_config"] = invariant_attention()
         if config.gpus > 1:
@@ -202,6 +206,19 @@ class VllmModel(TextCodec):
         self.blocks: int = cache["blocks"] - 1  # vLLM keeps one for itself
         self.serial = count()
         """The numbers of requests and groups; each is used once."""
+
+    def _kept_for_choice(self, config: EngineConfig, vllm: ModuleType) -> float:
+        """Return the share of a GPU's memory that the choice of tokens takes: vLLM tries the model
+        and its own sampler before it fills the rest with its KV cache, and never this choice."""
+        chosen = choice_bytes(self.max_rows, self.model_config.vocab_size)
+        kept: float = chosen / vllm.platforms.current_platform.get_device_total_memory()
+        if kept >= config.gpu_memory_utilization:
+            raise EngineError(
+                f"engine.max_num_seqs: the choice of tokens for {self.max_rows} rows takes "
+                f"{chosen / GIB:.1f} GiB, more than engine.gpu_memory_utilization of the GPU; "
+                "lower it"
+            )
+        return kept
 
     def _load(
         self, vllm: ModuleType, model: str, block_size: int, options: dict[str, object]

@@ -272,14 +272,16 @@ class AugPeRun:
         return S
 
     def answers(self, t: int, doing: Doing, calls: Sequence[_Call]) -> list[str]:
-        """Return texts in the order of the calls. After an empty or refused answer, the call is
-        repeated up to `max_retries` times, with new random choices; then the text is ""."""
+        """Return texts in the order of the calls. After an empty or refused answer, or one with too
+        few words, the call is repeated up to `max_retries` times, with new random choices; then the
+        text is ""."""
+        least, refused = self.method.settings.least_words, self.prompts.template.refused
         return ask_until_accepted(
             self.ask,
             lambda number, retry: self.request(calls[number], retry),
             len(calls),
             self.method.settings.max_retries,
-            lambda number, text: self.prompts.template.refused(text),
+            lambda number, text: refused(text) or len(text.split()) < least,
             lambda texts: self.progress(t, doing, texts),
         )
 

@@ -20,10 +20,14 @@ Variation = Literal["paraphrase", "fill_in_the_blanks"]
 Sequences = Mapping[str, Sequence[Sequence[str]]]
 
 VARIED = ("text", "label", "style", "words")
+SAID = ("label", "keyword", "terms")
 TEXTS = {
-    "random": TextKey(("label", "keyword", "terms")),
+    "random": TextKey(SAID),
+    "random_system": TextKey(SAID),
     "paraphrase": TextKey((*VARIED, "opening"), needed=("text", "opening")),
+    "paraphrase_system": TextKey(("label", "style", "words")),
     "fill_in_the_blanks": TextKey(VARIED, needed=("text",)),
+    "fill_in_the_blanks_system": TextKey(("label", "style", "words")),
     "prefix": TextKey(("label", "keyword", "terms", "style", "words")),
 }
 
@@ -72,7 +76,8 @@ class VariationPrompts:
         parent = values["text"].split()
         values["opening"] = " ".join(parent[: len(parent) // 2 + 1])
         render = self.template.render
-        return Prompt(render(request, **values), render("prefix", **values))
+        system = render(f"{request}_system", **values)
+        return Prompt(render(request, **values), render("prefix", **values), system)
 
 
 def _one_of(choices: Sequence[T], rng: np.random.Generator, nothing: T) -> T:

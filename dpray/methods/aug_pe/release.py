@@ -64,7 +64,7 @@ class PublishedVotes:
     voters: Shards[Voters]
 
     def embed(self, texts: Sequence[str]) -> Embeddings:
-        return embedded(self.voters, texts)
+        return embedded(self.voters, texts, self.session.config.embedder)
 
     def dp_nn_histogram(
         self, t: int, S: Population, phi_ND: Mapping[str, Embeddings]
@@ -135,7 +135,7 @@ def report(session: AugPeSession, done: Sequence[Checkpoint]) -> MethodPart:
         },
         public_inputs={
             "template": plan.settings.template,
-            "embedder": session.config.embedder.model,
+            "embedder": session.config.embedder.shown,
         },
         noise_source="none: this run is not private"
         if plan.config.not_private

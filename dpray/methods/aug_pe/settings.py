@@ -1,8 +1,9 @@
 """The keys of `method` for Aug-PE (Xie et al. 2024). The packaged templates `yelp`, `openreview`
-and `pubmed` have the paper's values for its three data sets."""
+and `pubmed` have the paper's prompts for its three data sets."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -17,14 +18,38 @@ from dpray.config.sections import (
     TextSettings,
 )
 
+CHAT: Mapping[str, object] = {
+    "records": 2000, "iterations": 10, "variations": 4, "lookahead": 0, "selection": "rank",
+    "variation": "fill_in_the_blanks", "mask_probability": 0.5, "temperature": 1.2,
+    "max_tokens": 1000, "word_var": 60.0, "tokens_per_word": 5.0, "min_words": 25,
+}  # fmt: skip
+"""Table 12's OpenReview and PubMed, for GPT-3.5. T is 10 under DP on all sets (appendix B.2.3)."""
+
+SMALL: Mapping[str, object] = {
+    "records": 2000, "iterations": 10, "variations": 7, "lookahead": 0, "selection": "rank",
+    "variation": "paraphrase", "temperature": 1.2, "max_tokens": 448, "word_var": None,
+}  # fmt: skip
+"""Table 13's OpenReview, for models of the size of GPT-2."""
+
 
 class AugPeSettings(TextSettings):
     name: Literal["aug_pe"]
     can_run_without_noise: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "paper": {
+            **CHAT, "records": 5000, "variations": 1, "lookahead": 3, "temperature": 1.4,
+            "max_tokens": 128, "word_var": 40.0, "tokens_per_word": 1.2,
+        },
+        "paper_openreview": CHAT,
+        "paper_pubmed": CHAT,
+        "paper_small": {**SMALL, "records": 5000, "temperature": 1.4, "max_tokens": 64},
+        "paper_small_openreview": SMALL,
+        "paper_small_pubmed": {**SMALL, "temperature": 1.0},
+    }  # fmt: skip
     call_keys: ClassVar[frozenset[str]] = ENGINE_KEYS | ABOUT_KEYS | {
         "method.variation", "method.template", "method.mask_probability", "method.temperature",
         "method.top_p", "method.max_tokens", "method.word_var", "method.tokens_per_word",
-        "method.min_words", "method.max_retries", "method.schema",
+        "method.min_words", "method.least_words", "method.max_retries", "method.schema",
     }  # fmt: skip
     records: Count = Field(2000, description="n_syn, texts to make, split over the labels")
     iterations: int = Field(10, ge=1, le=10_000, description="T, votes of the private records")
@@ -76,6 +101,9 @@ class AugPeSettings(TextSettings):
         2.0, description="most tokens of an answer for each word asked for"
     )
     min_words: Count = Field(25, description="the fewest words asked for")
+    least_words: CountOrZero = Field(
+        0, description="words that an answer has to have; one with fewer counts as refused"
+    )
     max_retries: CountOrZero = Field(
         2, description="repetitions of a request with an empty or refused answer"
     )

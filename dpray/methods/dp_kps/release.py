@@ -203,6 +203,6 @@ def report(session: DpKpsSession) -> MethodPart:
             "vocabulary": plan.settings.vocabulary or words_named(session.config.data.language),
             "few_shot": plan.settings.few_shot,
         }
-        | ({"embedder": session.config.embedder.model} if plan.settings.estimator == "rff" else {}),
+        | ({"embedder": session.config.embedder.shown} if plan.settings.estimator == "rff" else {}),
         noise_source=INTEGER_NOISE_SOURCE,
     )

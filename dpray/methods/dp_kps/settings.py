@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -39,6 +40,14 @@ class DpKpsSettings(TextSettings):
         "method.least_terms", "method.max_retries", "method.template", "method.schema",
     }  # fmt: skip
     calls_after: ClassVar[str | None] = "density"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "paper": {
+            "stop_words": "keep", "phrases_per_record": 10, "vocabulary_size": 1000,
+            "vocabulary_fdr": 1.0, "sequence_length": 10, "estimator": "rff", "bandwidth": 1.0,
+            "noise": "laplace", "sampling": "iterative", "ensemble": "logarithmic", "top_m": 10,
+            "temperature": 1.0, "threshold": 0.0, "contrast": 0.0, "label_in_prompt": False,
+        },
+    }  # fmt: skip
     vocabulary: str | None = Field(
         None,
         description="a file of public terms, one a line, or `term<tab>count`; null: the frequent "

@@ -20,7 +20,7 @@ from dpray.engines.text import TextCodec
 from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_sgd.algorithm import TextEncoder
-from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.methods.dp_sgd.settings import DpSgdSettings, Values
 from dpray.methods.dp_sgd.training.step import TrainingText
 from dpray.types import InputError
 from dpray.workers.rows import Row
@@ -114,8 +114,17 @@ def most_code_tokens(max_length: int) -> int:
 def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
     """Return the codes of the configured columns. Raises InputError that names the key."""
     names = settings.control_columns or ({data.label: data.label} if data.label else {})
+    joint = {column for values in settings.combinations for column, _ in values} & set(names)
+    if data.label in joint:
+        if data.label_proportions is not None:
+            raise InputError(
+                "method.control_combinations: have the label, whose shares data.label_proportions "
+                "has too; give them in one place"
+            )
+        if wrong := set(settings.shares[data.label]) - set(data.label_names):
+            raise InputError(f"method.control_combinations: {min(wrong)} is not one of data.labels")
     others = set(names) - {data.label}
-    for column in sorted(others ^ set(settings.control_values)):
+    for column in sorted(others ^ (set(settings.shares) - (joint & {data.label}))):
         if column == data.label:
             why = f"{column} is data.label; its shares are data.label_proportions"
         elif column in others:
@@ -123,22 +132,22 @@ def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
         else:
             why = f"{column} is not in method.control_columns"
         raise InputError(f"method.control_values: {why}")
-    known = settings.control_values | ({data.label: data.proportions} if data.label else {})
+    known = ({data.label: data.proportions} if data.label else {}) | settings.shares
     words = {data.label: data.label_about} if data.label else {}
     return ControlCodes(names, {column: known[column] for column in names}, words=words)
 
 
 def draw_values(
-    shares: Mapping[str, Mapping[str, float]], number: int, rng: np.random.Generator
+    groups: Iterable[Mapping[Values, float]], number: int, rng: np.random.Generator
 ) -> Sequence[dict[str, str]]:
-    """Give each of `number` texts a value of every column, each value by its share, the columns
-    independent of each other. `rng` is public."""
+    """Give each of `number` texts the values of one combination of every group, each combination by
+    its share, the groups independent of each other. `rng` is public."""
     drawn: list[dict[str, str]] = [{} for _ in range(number)]
-    for column, value_shares in shares.items():
-        counts = largest_remainder(number, value_shares)
-        values = [value for value, count in counts.items() for _ in range(count)]
+    for shares in groups:
+        counts = largest_remainder(number, shares)
+        values = [combination for combination, count in counts.items() for _ in range(count)]
         for text, place in zip(drawn, rng.permutation(number), strict=True):
-            text[column] = values[place]
+            text.update(values[place])
     return drawn
 
 

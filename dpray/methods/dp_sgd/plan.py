@@ -31,7 +31,7 @@ from dpray.methods.dp_sgd.control_codes import (
     draw_values,
     most_code_tokens,
 )
-from dpray.methods.dp_sgd.settings import DpSgdSettings
+from dpray.methods.dp_sgd.settings import DpSgdSettings, Values
 from dpray.methods.dp_sgd.training.step import DpSgdStep
 from dpray.runs.forecast import Work
 from dpray.runs.plan import (
@@ -93,7 +93,7 @@ class DpSgdPlan(Plan):
     def public_calls(self, labels: Sequence[str]) -> PublicCalls:
         """Ask the model for a text after each label's control code."""
         settings, column = self.settings, self.config.data.label
-        drawn = draw_values(self.shares, len(labels), np.random.default_rng())
+        drawn = draw_values(self.groups, len(labels), np.random.default_rng())
         sampling = Sampling(
             settings.max_length // 2,
             settings.temperature,
@@ -126,10 +126,10 @@ class DpSgdPlan(Plan):
         def tokens(codec: TextCodec, row: Row) -> int:
             return 1 + len(codec.ids(self.codes.code(row["columns"]))) + len(codec.ids(row["text"]))
 
-        control = {name: tuple(shares) for name, shares in self.settings.control_values.items()}
+        control = {name: tuple(shares) for name, shares in self.settings.shares.items()}
         most = self.settings.max_length
         limit = TokenLimit("method.max_length", most, lambda codec: 0, tokens)
-        columns = self._labels() | control
+        columns = self._labels() | control | self._labels()
         is_measured = label_histogram(self.config) is not None
         return Reads(columns, token_limits=(limit,), checked_first=is_measured)
 
@@ -159,6 +159,19 @@ class DpSgdPlan(Plan):
             column: self.proportions if column == self.config.data.label else values[column]
             for column in self.codes.names
         }
+
+    @property
+    def groups(self) -> list[Mapping[Values, float]]:
+        """Return the shares of combinations of values, for each group of columns that is drawn by
+        itself: a column, or those of `control_combinations`."""
+        joint = self.settings.combinations
+        drawn = {column for values in joint for column, _ in values}
+        groups: list[Mapping[Values, float]] = [
+            {((column, value),): share for value, share in shares.items()}
+            for column, shares in self.shares.items()
+            if column not in drawn
+        ]
+        return [*groups, joint] if joint else groups
 
     @property
     def work(self) -> Work:
@@ -264,6 +277,8 @@ def with_noise(config: Config, settings: DpSgdSettings, noise: float | None = No
     )
     method = DpSgd(mechanism, steps, settings, repeats)
     proportions = config.data.proportions
+    if joint := settings.shares.get(config.data.label or ""):
+        proportions = dict.fromkeys(proportions, 0.0) | joint
     schema = schema_for(settings.schema, config.engine, settings.max_length - taken)
     return DpSgdPlan(config, proportions, settings, method, checkpoint_steps, codes, schema)
 

@@ -84,7 +84,7 @@ def release(session: DpSgdSession) -> Release:
     if in_bucket(base) or Path(base).is_dir():
         write_durably(session.folder.root / BASE_PLACE, f"{base}\n", private=True)
     # From here on all is post-processing: the tuned model writes as many texts as are wanted.
-    drawn = draw_values(plan.shares, settings.records, session.public_generator("control-values"))
+    drawn = draw_values(plan.groups, settings.records, session.public_generator("control-values"))
     texts = write_texts(session, drawn)
     records = [
         to_record(text, values, config.data)

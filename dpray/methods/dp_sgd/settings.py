@@ -7,6 +7,9 @@ texts. `runtime.actors` is the number of ranks on Ray.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import chain
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -17,13 +20,30 @@ from dpray.config.sections import (
     LARGEST,
     Count,
     CountOrZero,
+    NotNegative,
     Positive,
+    Section,
     TextSettings,
 )
 from dpray.io.columns import value_name
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 
 Value = Annotated[str, BeforeValidator(value_name)]
+Values = tuple[tuple[str, str], ...]
+"""Values of several columns: each column's name with its value."""
+
+
+PAPER: Mapping[str, object] = {
+    "tuning": "full", "epochs": 50.0, "batch_size": 4096, "clip_norm": 1.0, "optimizer": "adamw",
+    "learning_rate": 1e-4, "max_length": 128, "records": 100_000, "temperature": 1.0, "top_k": 50,
+    "top_p": 0.9,
+}  # fmt: skip
+"""Section 4.1, and appendix A for GPT-2."""
+
+
+class CombinationConfig(Section):
+    share: NotNegative = Field(description="its share of the texts")
+    values: dict[Column, Value] = Field(min_length=1, description="a value of each column")
 
 
 class DpSgdSettings(TrainingSettings, TextSettings):
@@ -36,6 +56,11 @@ class DpSgdSettings(TrainingSettings, TextSettings):
         "method.top_p", "method.schema",
     }  # fmt: skip
     calls_after: ClassVar[str | None] = "model"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "paper": PAPER,
+        "paper_medium": {**PAPER, "epochs": 25.0},
+        "paper_large": {**PAPER, "epochs": 20.0},
+    }
     epochs: Positive = Field(50.0, description="expected passes over the data: steps = epochs / q")
     batch_size: Count = Field(
         4096, description="B, the expected number of units of a batch: q = B / data.public_size"
@@ -69,6 +94,12 @@ class DpSgdSettings(TrainingSettings, TextSettings):
         description="public share of each value of a control column, for all but the label; no "
         "other value may stand in the data. 1 is 1.0 there too, and null is NaN too",
     )
+    control_combinations: tuple[CombinationConfig, ...] = Field(
+        (),
+        description="public shares of combinations of several control columns' values, for columns "
+        "that are not in control_values; they may have the label, in place of "
+        "data.label_proportions",
+    )
     terms: str | None = Field(
         None,
         description="a file of PUBLIC sequences, columns `terms` and `label`, such as a release of "
@@ -99,3 +130,33 @@ class DpSgdSettings(TrainingSettings, TextSettings):
                     f"control_values: the shares of {column} are not negative and sum to 1"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _combinations_are_shares(self) -> DpSgdSettings:
+        given = self.control_combinations
+        columns = {tuple(sorted(each.values)) for each in given}
+        if len(columns) > 1:
+            raise ValueError("control_combinations: name the same columns in all of them")
+        if len(set(self.combinations)) < len(given):
+            raise ValueError("control_combinations: a combination is there twice")
+        if given and not math.isclose(sum(each.share for each in given), 1.0, abs_tol=1e-6):
+            raise ValueError("control_combinations: their shares sum to 1")
+        if both := sorted({*chain(*columns)} & {*self.control_values}):
+            raise ValueError(f"control_combinations: {both[0]} is in control_values, too")
+        return self
+
+    @property
+    def combinations(self) -> dict[Values, float]:
+        """Return the share of each of `control_combinations`."""
+        return {
+            tuple(sorted(each.values.items())): each.share for each in self.control_combinations
+        }
+
+    @property
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Return the share of each value of the control columns that are given."""
+        summed: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for values, share in self.combinations.items():
+            for column, value in values:
+                summed[column][value] += share
+        return {name: dict(shares) for name, shares in {**self.control_values, **summed}.items()}

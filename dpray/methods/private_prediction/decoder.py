@@ -16,7 +16,7 @@ from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import encode_private, shown_examples
 from dpray.types import LedgerError
 from dpray.workers.failures import is_own_failure
-from dpray.workers.groups import Outcome, group_texts
+from dpray.workers.gathering import Outcome, batch_texts
 from dpray.workers.rows import Row
 
 MOST_COPIES = 4
@@ -54,7 +54,7 @@ class BegunBatches:
         try:
             if self.error is not None or (rows := next(self._tasks, None)) is None:
                 return None
-            texts = group_texts(rows)
+            texts = batch_texts(rows)
             self._begin(list(texts))
         except Exception as error:
             self.error = error

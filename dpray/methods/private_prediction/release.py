@@ -23,7 +23,7 @@ from dpray.runs.folder import BATCHES_KEY
 from dpray.runs.privacy_report import BatchCounts, MethodPart, Numerics, Tokens
 from dpray.runs.session import Release, Session
 from dpray.types import DprayError, RunFailed
-from dpray.workers.groups import (
+from dpray.workers.gathering import (
     BatchGathering,
     Outcome,
     outcome_lists,
@@ -137,8 +137,8 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
         members = gathering.here(config, batches)
         outcomes = outcomes_here(members, lambda: make(session.take_engine()), size)
         return outcome_lists(outcomes, size, OUTCOME_SECONDS)
-    pieces = gathering.on_ray(config, batches, size)
-    outcomes = outcomes_on_ray(config, pieces, session.load_engine, make, size, session.note_loss)
+    parts = gathering.on_ray(config, batches, size)
+    outcomes = outcomes_on_ray(config, parts, session.load_engine, make, size, session.note_loss)
     return outcome_lists(outcomes, BATCHES_PER_PART, SECONDS_PER_PART)
 
 

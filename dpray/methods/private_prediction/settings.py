@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from dpray.config.sections import LARGEST, SMALLEST, Count, Positive, Section, TextSettings
 from dpray.methods.private_prediction.logits import Candidates, Clip
+
+PAPER: Mapping[str, object] = {
+    "batches": "disjoint", "batch_size": 255, "clip": "recentred", "clip_bound": 10.0,
+    "temperature": 2.0, "candidates": "all", "public_gate": None, "sparse_vector": None,
+    "public_temperature": 1.5, "longest_copy": None,
+}  # fmt: skip
+"""Section 5.3 and appendix E.1."""
+
+PAIRS = ((0.3, 0.1), (0.5, 0.2), (0.7, 0.3))
+"""The paper's pairs of theta and sigma for its sparse vector (appendix E.1)."""
 
 
 class SparseVectorConfig(Section):
@@ -25,6 +36,15 @@ class PublicGateConfig(Section):
 class PrivatePredictionSettings(TextSettings):
     name: Literal["private_prediction"]
     engines: ClassVar[frozenset[str]] = frozenset({"vllm", "transformers"})
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "paper": PAPER,
+        **{
+            f"paper_svt_{theta}": {**PAPER, "sparse_vector": {"threshold": theta, "noise": sigma}}
+            for theta, sigma in PAIRS
+        },
+        # The only temperature at which the paper cuts the candidates.
+        "paper_tau_2.25": {**PAPER, "temperature": 2.25, "candidates": "top_k", "k": 1024},
+    }
     batches: Literal["auto", "disjoint", "poisson"] = Field(
         "auto",
         description="disjoint: the paper's, a record is in one; poisson: secret ones, a record may "

@@ -42,6 +42,10 @@ else:
     torch = Late("torch")
 
 
+GROUP_TILE = 2**22
+"""Groups times vocabulary of what is computed at once: up to 64 bytes for each."""
+
+
 class Coins(NamedTuple):
     """A group's random numbers for one position, drawn ahead: the draw's `uniform` of 62 bits, or
     `if_sure` where the public gate is open; and of the sparse vector the query's `noise`, and the
@@ -130,8 +134,8 @@ class Step:
         logits_NA = columns_of(_cat([each.private for each in self.groups]), columns_A)
         highest_N = _cat([each.highest for each in self.groups])
         if allowed_GA is not None:
-            forbidden_NA = ~allowed_GA.index_select(0, self.group_N)
-            logits_NA = logits_NA.masked_fill(forbidden_NA, -torch.inf)
+            allowed_NA = allowed_GA.index_select(0, self.group_N)
+            logits_NA = torch.where(allowed_NA, logits_NA, -torch.inf)
         if columns_A is not None or allowed_GA is not None:
             highest_N = highest(logits_NA) + (highest_N - highest_N)
         if not self.looks:
@@ -296,10 +300,13 @@ def draw_private(
 
 def draw(mechanism: PrivateToken, groups: Sequence[Group]) -> torch.Tensor:
     """Draw the tokens of a step's groups, as `Step.draw` does. On a CPU, where looking at a
-    value is no wait, each group is a step by itself, in which nothing is computed in vain."""
-    if groups[0].public.is_cpu:
-        return torch.cat([Step(mechanism, [group], looks=True).draw() for group in groups])
-    return Step(mechanism, groups, looks=False).draw()
+    value is no wait, each group is a step by itself, in which nothing is computed in vain. On a
+    device so many of them are one that what is computed for each group takes little memory: how
+    many there are depends on the sizes of batches, and these are private."""
+    public, looks = groups[0].public, groups[0].public.is_cpu
+    most = 1 if looks else max(1, GROUP_TILE // len(public))
+    pieces = (groups[i : i + most] for i in range(0, len(groups), most))
+    return _cat([Step(mechanism, piece, looks).draw() for piece in pieces])
 
 
 def _cat(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -50,7 +50,8 @@ def measured(session: TopicsSession) -> dict[str, Any]:
     with session.voters() as voters:
         session.show("topics")
         texts, labels = zip(*((r["text"], r["label"]) for r in plan.public), strict=True)
-        topics = PublicTopics.of(texts, labels, embedded(voters, texts), plan.settings)
+        vectors_ND = embedded(voters, texts, session.config.embedder)
+        topics = PublicTopics.of(texts, labels, vectors_ND, plan.settings)
         return session.publish_once("topics", histogram, plan, voters, topics)
 
 
@@ -85,7 +86,7 @@ def report(session: TopicsSession, found: dict[str, Any]) -> MethodPart:
         },
         public_inputs={
             "public": plan.settings.public,
-            "embedder": session.config.embedder.model,
+            "embedder": session.config.embedder.shown,
         },
         noise_source=INTEGER_NOISE_SOURCE,
     )

@@ -229,6 +229,21 @@ def test_empty_and_refused_answers_are_asked_again_and_then_dropped() -> None:
     assert once.named("random-1-World/0/") == ["random-1-World/0/0"]
 
 
+def test_an_answer_with_too_few_words_is_asked_again_and_then_dropped() -> None:
+    """An answer is `text NAME` here: two words, and three at the second try of the first one."""
+
+    def script(request: Request) -> str | None:
+        return "a longer text" if request.request_id == "random-1-World/0/1" else None
+
+    model, voters = Model(script), Voters()
+    run(plan_with(least_words=2), model, voters)
+    assert len(voters.seen[0][1]["World"]) == 9
+    with pytest.raises(DprayError, match="label 'Sports'"):
+        run(plan_with(least_words=3), model := Model(script), Voters())
+    assert model.named("random-1-World/0/") == ["random-1-World/0/0", "random-1-World/0/1"]
+    assert len(model.named("random-1-World/1/")) == 3
+
+
 def test_fewer_texts_than_wanted_go_on_and_none_is_an_error() -> None:
     def one_left(request: Request) -> str | None:
         return "" if request.request_id.rsplit("/", 1)[0] != "random-1-Sports/4" else None

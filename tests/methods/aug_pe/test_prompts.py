@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import yaml
 
 from dpray.io.template_file import packaged
 from dpray.methods.aug_pe.prompts import PACKAGE, load_variation_prompts
-from dpray.types import InputError
+from dpray.types import InputError, Prompt
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -56,6 +57,33 @@ def test_the_papers_yelp_prompts() -> None:
         "Business Category: Restaurants | Review Stars: 4.0\nInput: _ and wine\n"
         "Fill-in-Blanks and your answer MUST be exactly 26 words:"
     )
+
+
+@pytest.mark.parametrize(("name", "demonstrations"), [("yelp", 3), ("openreview", 1)])
+def test_demonstrations_are_filled_in_as_they_say(name: str, demonstrations: int) -> None:
+    prompts = load_variation_prompts(name, "fill_in_the_blanks")
+    said = prompts.variation("fill_in_the_blanks", "Bars", "a _", 40, rng()).user
+    shown = re.findall(
+        r"Input: (.*)\nFill-in-Blanks and your answer MUST be exactly (\d+) words: (.*)", said
+    )
+    assert len(shown) == demonstrations
+    for blanks, words, filled in shown:
+        assert int(words) == len(filled.split()) and "_" not in filled
+        assert re.fullmatch(re.escape(blanks).replace("_", r"[^\s_]+"), filled)
+    without = prompts.variation("fill_in_the_blanks", "Bars", "a _", None, rng()).user
+    assert without.count("\nFill-in-Blanks:") == demonstrations + 1
+
+
+def test_each_request_has_its_own_system_message(tmp_path: Path) -> None:
+    prompts = load_variation_prompts("pubmed", "fill_in_the_blanks")
+    assert prompts.random("", rng()).system.startswith("Please act as a sentence generator")
+    assert prompts.variation("paraphrase", "", "x", 9, rng()).system == ""
+    own = write(tmp_path, random_system="About {label}.", paraphrase_system="In {words} words.")
+    asked = load_variation_prompts(own)
+    assert asked.random("News", rng()) == Prompt("R", "", "About News.")
+    assert asked.variation("paraphrase", "News", "x", 9, rng()).system == "In 9 words."
+    with pytest.raises(InputError, match=r"`random_system` has no placeholder \{text\}"):
+        load_variation_prompts(write(tmp_path, random_system="{text}"))
 
 
 def test_styles_and_keywords_are_all_drawn(tmp_path: Path) -> None:

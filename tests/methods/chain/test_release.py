@@ -107,21 +107,6 @@ def test_measured_labels_are_counted_once_for_both_methods(config: Make, watched
     assert report["sampling"]["label_mix"] == labels["proportions"]
 
 
-def test_a_chain_whose_units_have_the_names_of_an_older_version_is_refused(
-    config: Make, watched: Watched
-) -> None:
-    run = config("dp_kps", "aug_pe")
-    watched.stop_at = "1-dp_kps: densities"
-    with pytest.raises(Resumable):
-        watched.run(run)
-    with closing(Ledger.open(run.privacy.ledger)) as ledger:
-        ledger.begin(_key(run), "attempt", ["1-dp_kps.vocabulary"])
-    before = starts(run)
-    with pytest.raises(InputError, match=r"a chain that began with an older version.*finish it"):
-        watched.run(run)
-    assert starts(run) == before
-
-
 def test_what_the_first_method_released_without_a_run_is_not_charged_again(
     config: Make, watched: Watched
 ) -> None:

@@ -285,3 +285,20 @@ def test_what_is_over_by_any_digit_is_refused(
 def test_settings_that_make_no_sense(change: dict[str, Any], key: str) -> None:
     with pytest.raises(ValidationError, match=key):
         settings(**change)
+
+
+@pytest.mark.parametrize(("records", "warned"), [(8_000, True), (900_000, False)])
+def test_a_plan_says_from_how_many_records_on_fourier_features_carry(
+    config: Callable[..., Config], records: int, warned: bool
+) -> None:
+    """Two hundred standard deviations of one density's noise, which does not depend on n."""
+    made = config(Decimal("7.95"), None, **RFF | {"sequence_length": 10})
+    data = made.data.model_copy(update={"public_size": records})
+    plan = make_plan(made.model_copy(update={"data": data}))
+    from_on = plan.least_records
+    assert from_on is not None and from_on - 1 < 200 * plan.method.density_noise_std <= from_on
+    assert f"{from_on:,} records" in plan.lines()["densities"]
+    found = [each for each in plan.summary()["warnings"] if each.startswith("method.estimator: ")]
+    assert bool(found) is warned, found
+    exact = make_plan(config(Decimal("7.95"), None))
+    assert exact.least_records is None and "carry" not in exact.lines()["densities"]

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,7 +175,10 @@ def test_a_unit_brings_its_records_together(
 def test_the_values_of_columns_are_drawn_as_their_shares_say(config: Callable[..., Config]) -> None:
     import numpy as np
 
-    shares = {"label": {"a": 0.5, "b": 0.5}, "stars": {"1": 0.2, "5": 0.8}}
+    shares: list[dict[Any, float]] = [
+        {(("label", "a"),): 0.5, (("label", "b"),): 0.5},
+        {(("stars", "1"),): 0.2, (("stars", "5"),): 0.8},
+    ]
     drawn = draw_values(shares, 100, np.random.default_rng(0))
     counts = {(v["label"], v["stars"]): 0 for v in drawn}
     for values in drawn:
@@ -182,3 +186,62 @@ def test_the_values_of_columns_are_drawn_as_their_shares_say(config: Callable[..
     assert counts["a", "1"] + counts["b", "1"] == 20
     assert counts["a", "1"] + counts["a", "5"] == 50
     assert 3 <= counts["a", "1"] <= 17
+
+
+def test_combinations_are_drawn_together(config: Callable[..., Config], records_file: Path) -> None:
+    rows = [json.loads(line) for line in records_file.read_text().splitlines()]
+    rows = [row | {"stars": 5 if row["label"] == "a" else 1} for row in rows]
+    records_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    combinations = [
+        {"share": 0.75, "values": {"label": "a", "stars": 5}},
+        {"share": 0.25, "values": {"stars": 1, "label": "b"}},
+    ]
+    joint = {
+        "method__control_columns": {"label": "Kind", "stars": "Stars"},
+        "method__control_combinations": combinations,
+    }
+    small = {"method__epochs": 0.2, "method__records": 8, "method__max_length": 40}
+    run = config(**joint, **small)
+    report = methods.run(run)
+    found = [(record["label"], record["control"]["stars"]) for record in lines(run)]
+    assert sorted(found) == [("a", "5")] * 6 + [("b", "1")] * 2
+    assert report["sampling"]["control_values"] == {
+        "label": {"a": 0.75, "b": 0.25}, "stars": {"5": 0.75, "1": 0.25},
+    }  # fmt: skip
+    assert report["sampling"]["label_mix"] == {"a": 0.75, "b": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([{"share": 1.0, "values": {"label": "c"}}], "c is not one of data.labels"),
+        ([{"share": 0.5, "values": {"label": "a"}}], "their shares sum to 1"),
+        ([{"share": -1, "values": {"label": "a"}}], "Input should be greater than or equal to 0"),
+        ([{"share": 1.0, "values": {}}], "Dictionary should have at least 1 item"),
+        ([{"share": 0.5, "values": {"label": "a"}}] * 2, "a combination is there twice"),
+        ([{"share": 0.5, "values": {"label": "a"}}, {"share": 0.5, "values": {"x": "a"}}],
+         "name the same columns in all of them"),
+        ([{"share": 1.0, "values": {"stars": 1}}], "stars is in control_values, too"),
+        ([{"share": 1.0, "values": {"other": 1}}], "other is not in method.control_columns"),
+    ],
+)  # fmt: skip
+def test_wrong_combinations_name_the_key(
+    config: Callable[..., Config], changes: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(InputError, match=r"^method\.control_") as wrong:
+        methods.make_plan(config(**STARS, method__control_combinations=changes))
+    assert message in str(wrong.value)
+
+
+def test_the_shares_of_labels_are_in_one_place(config: Callable[..., Config]) -> None:
+    both = {
+        "method__control_combinations": [{"share": 1.0, "values": {"label": "a"}}],
+        "data__label_proportions": {"a": 0.5, "b": 0.5},
+    }
+    with pytest.raises(InputError, match=r"whose shares data\.label_proportions has too"):
+        methods.make_plan(config(**both))
+    # The label is in no code.
+    both |= {"data__label_proportions": None, "method__control_columns": {"stars": "Stars"}}
+    both |= {"method__control_values": {"stars": {1: 1.0}}}
+    with pytest.raises(InputError, match=r"label is data\.label; its shares"):
+        methods.make_plan(config(**both))

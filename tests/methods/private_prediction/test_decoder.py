@@ -33,7 +33,7 @@ from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.prompts import PromptTemplate, encode_private, shown_examples
 from dpray.methods.registry import make_plan
 from dpray.types import AlreadyPublished, Budget, DprayError, InputError
-from dpray.workers.groups import SliceWorker
+from dpray.workers.gathering import PartWorker
 from dpray.workers.pool_actor import PoolActor
 
 COINS = new_key()
@@ -164,7 +164,7 @@ def test_an_engine_is_full_from_slice_to_slice(decoder: Decoder, ahead: bool) ->
     """The other way, to let it finish each slice, shows that this test can fail."""
     engine, names = SideBySide(), [f"0/{number}" for number in range(9)]
     actor = PoolActor(lambda: engine)
-    actor.load(partial(SliceWorker, partial(decoder, Book()), 2), most=2)
+    actor.load(partial(PartWorker, partial(decoder, Book()), 2), most=2)
     block = pa.Table.from_pylist(rows(names))
     found: list[str] = []
 
@@ -204,7 +204,7 @@ def test_an_outcome_is_handed_over_though_the_others_of_its_task_are_not_there()
         def close(self) -> None: ...
 
     actor = PoolActor(lambda: None)
-    actor.load(partial(SliceWorker, lambda engine: Slow(), 64), most=64, patience=0.1)  # type: ignore[arg-type]
+    actor.load(partial(PartWorker, lambda engine: Slow(), 64), most=64, patience=0.1)  # type: ignore[arg-type]
     actor.take(pa.Table.from_pylist(rows(["0/0", "0/1", "0/2"])), 0, 1, None)
     try:
         first = actor.more()

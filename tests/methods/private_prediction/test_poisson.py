@@ -23,7 +23,7 @@ from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.registry import make_plan, run
 from dpray.runs.folder import BATCHES_KEY
 from dpray.types import InputError, Progress, Resumable
-from dpray.workers.groups import BatchGathering
+from dpray.workers.gathering import BatchGathering
 from tests.engines.kept import Kept
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,9 +1,8 @@
-"""Private rows are gathered by group, each group whole in one worker: in this process or on Ray.
-A group is a batch of private prediction.
+"""Private rows are gathered by batch, each batch whole in one worker: in this process or on Ray.
 
 Ray may repeat the reading, which draws nothing at random. It repeats nothing of what the workers
-do. On Ray a pool's actors take slices of the gathered blocks; what is lost with an actor goes to
-another one, as `RepeatPrivate` says.
+do. On Ray a pool's actors take parts of the gathered blocks; what is lost with an actor goes to
+another one, as `pool.ends_run` says.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.engine_pool import engine_actors
 from dpray.workers.failures import own_errors
 from dpray.workers.placement import run_placement
-from dpray.workers.pool import ActorPool, OnLoss, RepeatPrivate, Work
-from dpray.workers.pool_actor import Emit, Pieces
+from dpray.workers.pool import ActorPool, OnLoss, Part
+from dpray.workers.pool_actor import Emit, Parts
 from dpray.workers.rows import (
     Row,
     RowsOf,
@@ -46,31 +45,31 @@ if TYPE_CHECKING:
 MOST_BLOCKS = 2048
 BLOCKS_PER_ACTOR = 8
 ROWS_PER_BLOCK = 32_768
-MOST_SLICES = 8
-"""A block is cut in at most this many slices, because every actor that takes one gets the block."""
+MOST_PARTS = 8
+"""A block is cut in at most this many parts, because every actor that takes one gets the block."""
 
 KEY = "batch"
-"""The column of the rows, and the key of an outcome, that names the group."""
+"""The column of the rows, and the key of an outcome, that names the batch."""
 
 MEMBERS = pa.schema([("text", pa.string()), ("unit", pa.string()), (KEY, pa.string())])
 """A unit is needed only where the copies of a text are bounded, which those in disjoint batches
 are."""
 
 PLACEHOLDER: Row = {"text": None, "unit": ""}
-"""Every group has this row once. So a group without private rows exists too."""
+"""Every batch has this row once. So a batch without private rows exists too."""
 
 T = TypeVar("T")
 
 Outcome = dict[str, Any]
-"""Plain JSON values; one of them is the group's name, under `KEY`."""
+"""Plain JSON values; one of them is the batch's name, under `KEY`."""
 
 
-class GroupWorker(Protocol):
+class BatchWorker(Protocol):
     worker_id: str
-    """The ledger records under this id which groups the worker has begun."""
+    """The ledger records under this id which batches the worker has begun."""
 
     def work(self, tasks: Iterable[list[Row]]) -> Generator[Outcome]:
-        """Yield an outcome for each group. If a task holds any row of a group, it holds all of
+        """Yield an outcome for each batch. If a task holds any row of a batch, it holds all of
         them. The next task is taken when there is room for it. Raises EngineError if the engine
         failed, after which the worker is not asked again."""
         ...
@@ -80,10 +79,10 @@ class GroupWorker(Protocol):
 
 @dataclass(frozen=True)
 class BatchGathering:
-    """Brings the rows of each group together. `secret` is the key of Poisson batches, "" for
-    disjoint ones. `expected_rows` is the public number of rows expected in a group.
+    """Brings the rows of each batch together. `secret` is the key of Poisson batches, "" for
+    disjoint ones. `expected_rows` is the public number of rows expected in a batch.
 
-    On Ray this process holds the names of the groups; without Ray it holds all rows. Raises
+    On Ray this process holds the names of the batches; without Ray it holds all rows. Raises
     dpray's own errors as a task raised them, Ray's otherwise.
     """
 
@@ -92,7 +91,7 @@ class BatchGathering:
     expected_rows: int
 
     def joined(self, row: Row) -> Iterator[str]:
-        """Yield the groups that a row's unit joins."""
+        """Yield the batches that a row's unit joins."""
         if isinstance(self.batches, HashPartition):
             return self.batches.joined(row["label"], row["unit"])
         return self.batches.joined(self.secret, row["label"], row["unit"])
@@ -103,16 +102,16 @@ class BatchGathering:
         return partial(record_rows, data=config.data, by_place=by_place)
 
     def here(self, config: Config, wanted: Sequence[str]) -> dict[str, list[Row]]:
-        """Return the rows of each wanted group, its placeholder first."""
-        members: dict[str, list[Row]] = {group: [PLACEHOLDER] for group in wanted}
+        """Return the rows of each wanted batch, its placeholder first."""
+        members: dict[str, list[Row]] = {batch: [PLACEHOLDER] for batch in wanted}
         for row in local_rows(config.data, self.rows_of(config)):
-            for group in self.joined(row):
-                if group in members:
-                    members[group].append(row)
+            for batch in self.joined(row):
+                if batch in members:
+                    members[batch].append(row)
         return members
 
-    def on_ray(self, config: Config, wanted: Sequence[str], task_size: int) -> Iterator[Work]:
-        """Return the pieces of work for a pool, each with whole groups. To be called before its
+    def on_ray(self, config: Config, wanted: Sequence[str], task_size: int) -> Iterator[Part]:
+        """Return the parts of the work for a pool, each with whole batches. To be called before its
         actors start, which may take every CPU there is."""
         with own_errors():
             run_placement().make_room()
@@ -121,7 +120,7 @@ class BatchGathering:
         return cut_blocks(blocks, round(len(wanted) / (len(blocks) * task_size)))
 
     def gathered(self, config: Config, wanted: Sequence[str], task_size: int) -> ray.data.Dataset:
-        """Return the rows in `block_count` blocks that hold every wanted group whole, including its
+        """Return the rows in `block_count` blocks that hold every wanted batch whole, including its
         placeholder."""
         from ray.data import from_arrow  # late: a worker needs no Ray Data
 
@@ -138,27 +137,27 @@ class BatchGathering:
             rows=len(wanted) * self.expected_rows,
         )
         placeholders = pa.Table.from_pylist(
-            [PLACEHOLDER | {KEY: group} for group in wanted], schema=MEMBERS
+            [PLACEHOLDER | {KEY: batch} for batch in wanted], schema=MEMBERS
         )
         return rows.union(from_arrow(placeholders)).repartition(number, keys=[KEY])
 
     def _tables(self, rows: Iterable[Row], wanted: frozenset[str]) -> Iterator[pa.Table]:
-        """Return tables of the wanted groups' rows, which have a row as often as it is in one."""
+        """Return tables of the wanted batches' rows, which have a row as often as it is in one."""
         return tables_of(chain.from_iterable(map(partial(self._members, wanted), rows)), MEMBERS)
 
     def _members(self, wanted: frozenset[str], row: Row) -> list[Row]:
         names = ("text", "unit") if isinstance(self.batches, HashPartition) else ("text",)
         kept = {name: row[name] for name in names}
-        return [kept | {KEY: group} for group in self.joined(row) if group in wanted]
+        return [kept | {KEY: batch} for batch in self.joined(row) if batch in wanted]
 
 
 # Outcomes
 
 
 def outcomes_here(
-    members: dict[str, list[Row]], make_worker: Callable[[], GroupWorker], task_size: int
+    members: dict[str, list[Row]], make_worker: Callable[[], BatchWorker], task_size: int
 ) -> Generator[list[Outcome]]:
-    """Have one worker in this process do the groups. It takes their rows out of `members`."""
+    """Have one worker in this process do the batches. It takes their rows out of `members`."""
     with (
         closing(make_worker()) as worker,
         closing(worker.work(_tasks_here(members, task_size))) as outcomes,
@@ -169,32 +168,32 @@ def outcomes_here(
 
 def _tasks_here(members: dict[str, list[Row]], task_size: int) -> Iterator[list[Row]]:
     while task := list(islice(members, task_size)):
-        yield [row | {KEY: group} for group in task for row in members.pop(group)]
+        yield [row | {KEY: batch} for batch in task for row in members.pop(batch)]
 
 
 def outcomes_on_ray(
     config: Config,
-    pieces: Iterator[Work],
+    parts: Iterator[Part],
     load: Callable[[], Engine],
-    make_worker: Callable[[Engine], GroupWorker],
+    make_worker: Callable[[Engine], BatchWorker],
     task_size: int,
     on_loss: OnLoss = lambda worker_id, error: None,
 ) -> Generator[list[Outcome]]:
-    """Have a pool of actors do the groups, each with an engine that it loads. `on_loss` is told of
+    """Have a pool of actors do the batches, each with an engine that it loads. `on_loss` is told of
     each actor whose work others take over. An empty list comes each second without an outcome.
 
     Raises DprayError as a task raised it; InputError or EngineError for a worker that cannot be
-    made; Ray's error otherwise. Groups that no other actor may take raise it at the end."""
+    made; Ray's error otherwise. Batches that no other actor may take raise it at the end."""
     with own_errors():
-        pool = group_pool(config, load, make_worker, task_size, on_loss)
-        with closing(pool.run(pieces)) as steps:
+        pool = batch_pool(config, load, make_worker, task_size, on_loss)
+        with closing(pool.run(parts)) as steps:
             for results in steps:
                 yield [outcome for _, outcome in results]
 
 
-def group_texts(rows: Iterable[Row]) -> dict[str, list[str]]:
-    """Return the texts of each group. Raises RuntimeError unless every group comes with its one
-    placeholder: without it the rows are a part of a group, which must not be decoded as a whole
+def batch_texts(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """Return the texts of each batch. Raises RuntimeError unless every batch comes with its one
+    placeholder: without it the rows are a part of a batch, which must not be decoded as a whole
     one."""
     texts: dict[str, list[str]] = {}
     placeholders: list[str] = []
@@ -222,41 +221,40 @@ def block_count(tasks: int, actors: int, rows: int) -> int:
 # On Ray
 
 
-def group_pool(
+def batch_pool(
     config: Config,
     load: Callable[[], Engine],
-    make_worker: Callable[[Engine], GroupWorker],
+    make_worker: Callable[[Engine], BatchWorker],
     task_size: int,
     on_loss: OnLoss = lambda worker_id, error: None,
 ) -> ActorPool:
-    """Return a pool of `runtime.actors` actors, each with a worker that gets the groups of its
-    slices about `task_size` at a time. A slice goes to another actor until `runtime.max_attempts`
+    """Return a pool of `runtime.actors` actors, each with a worker that gets the batches of its
+    parts about `task_size` at a time. A part goes to another actor until `runtime.max_attempts`
     were lost with it."""
     runtime = config.runtime
     # Sent once, however many actors there are: it may hold a whole plan.
-    shared = ray.put(partial(SliceWorker, make_worker, task_size))
-    policy = RepeatPrivate(runtime.max_attempts)
+    shared = ray.put(partial(PartWorker, make_worker, task_size))
     actors, size = engine_actors(config, load, shared, task_size)
-    return ActorPool(actors, policy, size, runtime.wait, on_loss=on_loss)
+    return ActorPool(actors, runtime.max_attempts, size, runtime.wait, on_loss=on_loss)
 
 
-def cut_blocks(blocks: list[object], count: int) -> Iterator[Work]:
-    """Yield `count` slices of each block, within bounds. Takes the references out of `blocks`, so
+def cut_blocks(blocks: list[object], count: int) -> Iterator[Part]:
+    """Yield `count` parts of each block, within bounds. Takes the references out of `blocks`, so
     that Ray frees the blocks that are done."""
-    count = max(1, min(count, MOST_SLICES))
+    count = max(1, min(count, MOST_PARTS))
     blocks.reverse()
     while blocks:
         block = blocks.pop()
         for number in range(count):
-            yield Work((block, number, count))
+            yield Part((block, number, count))
 
 
-class SliceWorker:
-    """Has a `GroupWorker` work through slices. Its engine does not run empty between two slices:
-    the next one is asked for when the last task of a slice is taken."""
+class PartWorker:
+    """Has a `BatchWorker` work through parts. Its engine does not run empty between two parts:
+    the next one is asked for when the last task of a part is taken."""
 
     def __init__(
-        self, make_worker: Callable[[Engine], GroupWorker], task_size: int, engine: Engine
+        self, make_worker: Callable[[Engine], BatchWorker], task_size: int, engine: Engine
     ) -> None:
         self._worker = make_worker(engine)
         self.worker_id = self._worker.worker_id
@@ -265,46 +263,46 @@ class SliceWorker:
     def accept(
         self, block: pa.Table, number: int, count: int, left: Collection[str] | None
     ) -> tuple[Collection[str], list[pa.Table]]:
-        """Keep the rows of slice `number`, or of its groups that are `left`, and not the block."""
-        rows = slice_of(block, number, count, left)
+        """Keep the rows of part `number`, or of its batches that are `left`, and not the block."""
+        rows = part_of(block, number, count, left)
         names: list[str] = rows.column(KEY).unique().to_pylist()
         return names, tasks(rows, self._task_size)
 
-    def work(self, pieces: Pieces, emit: Emit) -> None:
-        for outcome in self._worker.work(self._tasks(pieces)):
+    def work(self, parts: Parts, emit: Emit) -> None:
+        for outcome in self._worker.work(self._tasks(parts)):
             emit(outcome[KEY], outcome)
 
-    def _tasks(self, pieces: Pieces) -> Iterator[list[Row]]:
+    def _tasks(self, parts: Parts) -> Iterator[list[Row]]:
         """Yield the rows of one task after the other: no others are made Python objects."""
-        for waiting in pieces:
+        for waiting in parts:
             for task in waiting[:-1]:
                 yield task.to_pylist()
-            pieces.ask()
+            parts.ask()
             for task in waiting[-1:]:
                 yield task.to_pylist()
 
 
-def slice_of(
+def part_of(
     block: pa.Table, number: int, count: int, only: Collection[str] | None = None
 ) -> pa.Table:
-    """Return the rows of slice `number` of a block that is cut in `count`, or those of its groups
-    that are in `only`. Only the names bound a slice: a block that is gathered again has the same
-    slices."""
+    """Return the rows of part `number` of a block that is cut in `count`, or those of its batches
+    that are in `only`. Only the names bound a part: a block that is gathered again has the same
+    parts."""
     names = sorted(block.column(KEY).unique().to_pylist())
     start, end = len(names) * number // count, len(names) * (number + 1) // count
-    return _of_groups(block, [name for name in names[start:end] if only is None or name in only])
+    return _of_batches(block, [name for name in names[start:end] if only is None or name in only])
 
 
 def tasks(rows: pa.Table, task_size: int) -> list[pa.Table]:
-    """Cut rows into tasks of about `task_size` groups."""
+    """Cut rows into tasks of about `task_size` batches."""
     names = sorted(rows.column(KEY).unique().to_pylist())
     number = max(1, round(len(names) / task_size))
     ends = [len(names) * task // number for task in range(number + 1)]
     cuts = (names[start:end] for start, end in pairwise(ends))
-    return [_of_groups(rows, cut) for cut in cuts if cut]
+    return [_of_batches(rows, cut) for cut in cuts if cut]
 
 
-def _of_groups(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+def _of_batches(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     column = rows.column(KEY)
     return rows.filter(pc.is_in(column, pa.array(names, column.type)))
 
@@ -327,8 +325,8 @@ def outcome_lists(
             for members in items:
                 waiting += members
                 if waiting and (len(waiting) >= size or monotonic() - last >= seconds):
-                    batch, waiting, last = waiting, [], monotonic()
-                    yield batch
+                    found, waiting, last = waiting, [], monotonic()
+                    yield found
     except (Exception, KeyboardInterrupt):
         if waiting:
             yield waiting

@@ -1,4 +1,4 @@
-"""Blocks of groups worked through by actors: every group whole and once, though actors die."""
+"""Blocks of batches worked through by actors: every batch whole and once, though actors die."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.methods.config import parse_config
 from dpray.types import InputError
 from dpray.workers.failures import Kind, kind_of, own_errors
-from dpray.workers.groups import (
+from dpray.workers.gathering import (
     MOST_BLOCKS,
-    MOST_SLICES,
+    MOST_PARTS,
     BatchGathering,
+    batch_pool,
     block_count,
     cut_blocks,
-    group_pool,
     outcome_lists,
     outcomes_on_ray,
-    slice_of,
+    part_of,
     tasks,
 )
 from dpray.workers.rows import check_cut_files, pieces_on_ray
 from dpray.workers.shards import Shards
 from tests.integration.processes import wait_for
 
-GROUPS = 12
+BATCHES = 12
 
 
 def is_lost(block: Any) -> bool:
@@ -57,23 +57,23 @@ def is_lost(block: Any) -> bool:
 
 
 @given(st.lists(st.integers(0, 40), max_size=120), st.integers(1, 12), st.integers(1, 5))
-def test_a_block_is_cut_in_slices_and_these_in_tasks_of_whole_groups(
+def test_a_block_is_cut_in_parts_and_these_in_tasks_of_whole_batches(
     rows: list[int], task_size: int, count: int
 ) -> None:
     block = pa.table(
         {"n": range(len(rows)), "batch": pa.array([f"0/{row}" for row in rows], pa.string())}
     )
-    slices = [slice_of(block, number, count) for number in range(count)]
-    sizes = [len(each.column("batch").unique()) for each in slices]
-    assert sum(sizes) == len(set(rows)), "a group is in one slice alone"
+    parts = [part_of(block, number, count) for number in range(count)]
+    sizes = [len(each.column("batch").unique()) for each in parts]
+    assert sum(sizes) == len(set(rows)), "a batch is in one part alone"
     assert max(sizes) - min(sizes) <= 1
-    found = [task.to_pylist() for each in slices for task in tasks(each, task_size)]
+    found = [task.to_pylist() for each in parts for task in tasks(each, task_size)]
     assert sorted(row["n"] for task in found for row in task) == list(range(len(rows)))
-    groups = [{row["batch"] for row in task} for task in found]
-    assert sum(map(len, groups)) == len(set(rows)), "a group is in one task alone"
-    assert all(0 < len(task) < 1.5 * task_size + 1 for task in groups)
+    batches = [{row["batch"] for row in task} for task in found]
+    assert sum(map(len, batches)) == len(set(rows)), "a batch is in one task alone"
+    assert all(0 < len(task) < 1.5 * task_size + 1 for task in batches)
     only = {f"0/{row}" for row in rows[::2]}
-    left = [slice_of(block, number, count, only) for number in range(count)]
+    left = [part_of(block, number, count, only) for number in range(count)]
     assert {name for each in left for name in each.column("batch").to_pylist()} == only
 
 
@@ -96,10 +96,10 @@ def test_a_row_in_a_batch_has_what_the_batch_needs_and_nothing_else(
 
 def test_blocks_are_cut_one_after_the_other_and_their_references_let_go() -> None:
     blocks = ["a", "b"]
-    slices = cut_blocks(blocks, 2)
-    assert next(slices).arguments == ("a", 0, 2) and blocks == ["b"]
-    assert [each.arguments[:2] for each in slices] == [("a", 1), ("b", 0), ("b", 1)]
-    assert [len(list(cut_blocks(["a"], count))) for count in (0, 1, 99)] == [1, 1, MOST_SLICES]
+    parts = cut_blocks(blocks, 2)
+    assert next(parts).arguments == ("a", 0, 2) and blocks == ["b"]
+    assert [each.arguments[:2] for each in parts] == [("a", 1), ("b", 0), ("b", 1)]
+    assert [len(list(cut_blocks(["a"], count))) for count in (0, 1, 99)] == [1, 1, MOST_PARTS]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_outcomes_of_many_steps_are_handed_on_together_and_none_waits_long(
 ) -> None:
     times = iter([0, 1, 1.9, 2, 2, 3, 4, 4])
     steps = steps_of([["a"], ["b"], ["c"], [], ["d"], []])
-    monkeypatch.setattr("dpray.workers.groups.monotonic", lambda: next(times))
+    monkeypatch.setattr("dpray.workers.gathering.monotonic", lambda: next(times))
     found = list(outcome_lists(steps, 512, seconds=2))
     assert found == [["a", "b", "c"], ["d"]]
 
@@ -165,9 +165,9 @@ def config(settings: Callable[..., dict[str, Any]]) -> Config:
 
 
 def workers(folder: Path, fault: str = "") -> Callable[[Any], Any]:
-    """Makes workers with room for two groups, which say where a group was. They note what they
-    begin and how often their engine was started. A fault strikes in group 5, once the outcome of
-    group 17 has come, which has the block of group 5; the first worker dies of it."""
+    """Makes workers with room for two batches, which say where a batch was. They note what they
+    begin and how often their engine was started. A fault strikes in batch 5, once the outcome of
+    batch 17 has come, which has the block of batch 5; the first worker dies of it."""
 
     def make(engine: Any) -> Any:
         import os
@@ -238,24 +238,24 @@ def work(
     folder: Path,
     fault: str = "",
     blocks: list[Any] | None = None,
-    slices: int = 1,
+    parts: int = 1,
 ) -> tuple[list[str], Exception | None]:
-    """Return the groups whose outcomes came, and the error at the end. Block n has the groups n and
-    n + 12."""
+    """Return the batches whose outcomes came, and the error at the end. Block n has the batches n
+    and n + 12."""
     if blocks is None:
         blocks = [
-            ray.put(pa.table({"batch": [str(number), str(number + GROUPS)]}))
-            for number in range(GROUPS)
+            ray.put(pa.table({"batch": [str(number), str(number + BATCHES)]}))
+            for number in range(BATCHES)
         ]
-    pool = group_pool(config, no_engine, workers(folder, fault), task_size=1)
+    pool = batch_pool(config, no_engine, workers(folder, fault), task_size=1)
     found: list[str] = []
     try:
-        with closing(pool.run(cut_blocks(blocks, slices))) as results:
+        with closing(pool.run(cut_blocks(blocks, parts))) as results:
             for came in results:
                 for _, outcome in came:
                     found.append(outcome["batch"])
                     (folder / f"came-{outcome['batch']}").touch()
-                    # The engine runs on from slice to slice, until there are none.
+                    # The engine runs on from part to part, until there are none.
                     assert outcome["starts"] <= 2
     except Exception as error:
         return found, error
@@ -266,22 +266,22 @@ def begun(folder: Path) -> Counter[str]:
     return Counter((folder / "begun").read_text().split())
 
 
-EACH_ONCE = {str(number): 1 for number in range(2 * GROUPS)}
+EACH_ONCE = {str(number): 1 for number in range(2 * BATCHES)}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("driver")
 class TestOnRay:
-    def test_every_group_comes_once(self, config: Config, tmp_path: Path) -> None:
-        """Five slices of two groups: some are empty."""
-        found, error = work(config, tmp_path, slices=5)
+    def test_every_batch_comes_once(self, config: Config, tmp_path: Path) -> None:
+        """Five parts of two batches: some are empty."""
+        found, error = work(config, tmp_path, parts=5)
         assert Counter(found) == begun(tmp_path) == EACH_ONCE
         assert error is None and 1 <= len(list(tmp_path.glob("made-*"))) <= 2
 
     def test_what_a_lost_actor_leaves_is_done_by_another_one_and_nothing_else_twice(
         self, config: Config, tmp_path: Path
     ) -> None:
-        """Group 17 comes before group 5: names are sorted. It has come, so that it is not begun
+        """Batch 17 comes before batch 5: names are sorted. It has come, so that it is not begun
         anew."""
         found, error = work(config, tmp_path, "dies once")
         assert error is None and Counter(found) == EACH_ONCE
@@ -290,7 +290,7 @@ class TestOnRay:
         assert 1 <= len(repeated) <= 3, "two under way, and one whose outcome did not come"
         assert 2 <= len(list(tmp_path.glob("made-*"))) <= 3
 
-    def test_a_lost_block_costs_no_actor_and_its_groups_alone(
+    def test_a_lost_block_costs_no_actor_and_its_batches_alone(
         self, config: Config, tmp_path: Path
     ) -> None:
         class Owner:
@@ -304,14 +304,14 @@ class TestOnRay:
         wait_for(lambda: is_lost(lost))
         whole = [ray.put(pa.table({"batch": [f"{n}", f"{n + 1}"]})) for n in range(0, 8, 2)]
         one = config.model_copy(update={"runtime": config.runtime.model_copy(update={"actors": 1})})
-        found, error = work(one, tmp_path, blocks=[*whole[:2], lost, *whole[2:]], slices=2)
+        found, error = work(one, tmp_path, blocks=[*whole[:2], lost, *whole[2:]], parts=2)
         assert Counter(found) == {str(number): 1 for number in range(8)}
         assert error is not None and kind_of(error) is Kind.LOST
         assert not isinstance(error, RayActorError)
         assert len(list(tmp_path.glob("made-*"))) == 1
 
     @pytest.mark.parametrize(("unit", "texts"), [(None, "  "), (None, " x y "), ("who", "  ")])
-    def test_files_without_a_record_have_their_groups_too(
+    def test_files_without_a_record_have_their_batches_too(
         self,
         settings: Callable[..., dict[str, Any]],
         tmp_path: Path,
@@ -327,12 +327,12 @@ class TestOnRay:
         changes = {"path": str(folder), "empty": "skip"} | ({"unit": unit} if unit else {})
         tree = settings(runtime__ray_address=None, runtime__actors=2)
         config = parse_config(tree | {"data": tree["data"] | changes})
-        groups = BatchGathering(
+        gathering = BatchGathering(
             PoissonBatches({"a": 2, "b": 1}, {"a": 0.5, "b": 0.5}), "ab" * 32, 5
         )
-        wanted = list(groups.batches.batch_ids())
-        pieces = groups.on_ray(config, wanted, 1)
-        steps = outcomes_on_ray(config, pieces, no_engine, workers(tmp_path), 1)
+        wanted = list(gathering.batches.batch_ids())
+        parts = gathering.on_ray(config, wanted, 1)
+        steps = outcomes_on_ray(config, parts, no_engine, workers(tmp_path), 1)
         outcomes = [outcome for outcomes in steps for outcome in outcomes]
         assert {outcome["batch"] for outcome in outcomes} == set(wanted)
         with closing(Shards(config, counter := counters())) as shards:
