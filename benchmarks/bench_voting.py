@@ -1,26 +1,88 @@
-"""Votes of private records for their nearest synthetic texts, alone, by torch and by actors of Ray.
+"""Votes of private records for their nearest synthetic texts, by each search and by actors of Ray.
 
-    python -m benchmarks.bench_voting [--private 1000000] [--synthetic 5000]
+    python -m benchmarks.bench_voting [--ties] [--private 1000000] [--synthetic 5000] [--way host]
 
-Random unit vectors around common centres. The time has neither the start of Ray in it nor the way
-of the shards into the object store. `count_votes` by torch is on the GPU if there is one, and so is
-a plain search in float32, which does not settle near-ties.
+Random unit vectors around common centres. With `--ties` a fifth of the records are at exactly the
+same distance from two texts, and a tenth of the texts are copies of others. The time has neither
+the start of Ray in it nor the way of the shards into the object store. `NearestOnDevice` is on the
+GPU if there is one, in float64 and by a shortlist in float32, and so is faiss, if it is installed,
+which gives a shortlist only. The benchmark fails if a search gives other votes than the host, and
+with `--ties` if the search that believes its shortlist, which is wrong, gives the same ones.
+`--actors 0` leaves Ray out.
 """
 
 from __future__ import annotations
 
 import time
-from functools import partial
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import typer
 
-from dpray.mechanisms.votes import count_votes
+from dpray.extras import is_installed
+from dpray.mechanisms.votes import NearestText, count_votes
 from dpray.mechanisms.votes_on_device import NearestOnDevice
 
 CENTRES = 200
-BLOCK = 16_384
+
+SearchOf: TypeAlias = Callable[[Any], NearestText]
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class InFloat64(NearestOnDevice):
+    def __init__(self, rows_ND: np.ndarray, device: str = DEVICE) -> None:
+        super().__init__(rows_ND, device)
+        self._is_exact = True
+
+
+class ByShortlist(NearestOnDevice):
+    def __init__(self, rows_ND: np.ndarray, device: str = DEVICE) -> None:
+        super().__init__(rows_ND, device)
+        self._is_exact = False
+
+
+class Believed(ByShortlist):
+    """It is wrong: it takes the nearest in float32, whatever rounding could do."""
+
+    def largest_rounding_gap(self, norms_B: Any) -> Any:
+        return 0 * norms_B - 1
+
+
+class ByFaiss(NearestText):
+    """The two nearest by faiss, and the host's exact search where rounding could change them."""
+
+    def __init__(self, rows_ND: np.ndarray) -> None:
+        import faiss
+
+        super().__init__(rows_ND)
+        self._index = faiss.IndexFlatL2(self.rows_UD.shape[1])
+        if DEVICE == "cuda":
+            self._index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, self._index)
+        self._index.add(self.rows_UD)
+
+    def _in_float32(self, rows_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        distances_B2, places_B2 = self._index.search(rows_BD, 2)
+        gap_B = distances_B2[:, 1].astype(np.float64) - distances_B2[:, 0]
+        return places_B2[:, 0].astype(np.int64), gap_B
+
+    def largest_rounding_gap(self, norms_B: Any) -> Any:
+        return 2 * super().largest_rounding_gap(norms_B)  # its distances have |x|^2 in them, too
+
+
+WRONG = f"{DEVICE}, float32 believed"
+
+SEARCHES: dict[str, SearchOf] = {
+    "host": NearestText,
+    f"{DEVICE}, float64": InFloat64,
+    f"{DEVICE}, float32": ByShortlist,
+    f"faiss, {DEVICE}": ByFaiss,
+    WRONG: Believed,
+}
+if not is_installed("faiss"):
+    del SEARCHES[f"faiss, {DEVICE}"]
 
 
 def vectors(rng: np.random.Generator, rows: int, centres: np.ndarray) -> np.ndarray:
@@ -34,37 +96,24 @@ def vectors(rng: np.random.Generator, rows: int, centres: np.ndarray) -> np.ndar
     return made
 
 
+def tie(records: np.ndarray, texts: np.ndarray) -> None:
+    """Put texts at exactly the same distance from records: each second text is the one before it
+    with two components exchanged, and these are equal in a fifth of the records."""
+    pairs = len(texts) // 2
+    texts[1 : 2 * pairs : 2] = texts[: 2 * pairs : 2]
+    texts[1 : 2 * pairs : 2, :2] = texts[: 2 * pairs : 2, 1::-1]
+    texts[-(len(texts) // 10) :] = texts[: len(texts) // 10]
+    records[::5, 1] = records[::5, 0]
+
+
 def voting(
-    private: np.ndarray, synthetic: np.ndarray, device: str | None = None
-) -> tuple[float, np.ndarray]:
-    """Return the seconds and the votes of this process."""
-    search_of = None if device is None else partial(NearestOnDevice, device=device)
+    private: np.ndarray, synthetic: np.ndarray, search_of: SearchOf
+) -> tuple[float, float, np.ndarray]:
+    """Return the seconds, those of CPUs, and the votes of this process."""
     count_votes(private[:100], synthetic, search_of)  # the first run pays for threads and kernels
-    began = time.perf_counter()
+    began, of_cpus = time.perf_counter(), time.process_time()
     votes = count_votes(private, synthetic, search_of)
-    return time.perf_counter() - began, votes
-
-
-def voting_by_torch(
-    private: np.ndarray, synthetic: np.ndarray, device: str
-) -> tuple[float, np.ndarray]:
-    """Return the seconds and the votes of a plain search in float32, copies to the device
-    included."""
-    texts = torch.from_numpy(synthetic).to(device)
-
-    def votes_of(records: np.ndarray) -> np.ndarray:
-        votes = torch.zeros(len(texts), dtype=torch.long, device=device)
-        for start in range(0, len(records), BLOCK):
-            block = torch.from_numpy(records[start : start + BLOCK]).to(device)
-            nearest = (texts.square().sum(1) - 2 * block @ texts.T).argmin(dim=1)
-            votes += torch.bincount(nearest, minlength=len(texts))
-        counted: np.ndarray = votes.cpu().numpy()
-        return counted
-
-    votes_of(private[:100])
-    began = time.perf_counter()
-    votes = votes_of(private)
-    return time.perf_counter() - began, votes
+    return time.perf_counter() - began, time.process_time() - of_cpus, votes
 
 
 def voting_on_ray(
@@ -90,30 +139,54 @@ def voting_on_ray(
     return seconds, np.sum(parts, axis=0)
 
 
-def main(private: int = 1_000_000, synthetic: int = 5000, dimension: int = 384) -> None:
+def measured(
+    records: np.ndarray, texts: np.ndarray, searches: dict[str, SearchOf]
+) -> Iterator[tuple[str, float, float, int]]:
+    """Yield each way's name, its seconds, those of CPUs, and how many of its votes are others than
+    the host's."""
+    exact = np.zeros(0)
+    for way, search_of in {"host": NearestText, **searches}.items():
+        seconds, of_cpus, votes = voting(records, texts, search_of)
+        exact = votes if way == "host" else exact
+        yield way, seconds, of_cpus, int(np.abs(votes - exact).sum()) // 2
+
+
+def main(
+    private: int = 1_000_000,
+    synthetic: int = 5000,
+    dimension: int = 384,
+    ties: bool = False,
+    way: list[str] = list(SEARCHES),  # noqa: B006  # typer's lists
+    actors: list[int] = [1, 2],  # noqa: B006
+) -> None:
     rng = np.random.default_rng(1)
     centres = rng.standard_normal((CENTRES, dimension), dtype=np.float32)
     records, texts = vectors(rng, private, centres), vectors(rng, synthetic, centres)
+    if ties:
+        tie(records, texts)
     print(f"{private:,} private x {synthetic:,} synthetic, {dimension} dimensions\n")
-    print("| way | seconds | records per second |\n|---|---:|---:|")
-    seconds, votes = voting(records, texts)
-    print(f"| count_votes | {seconds:.1f} | {private / seconds:,.0f} |")
-    import ray
+    row = "| {} | {:.1f} | {} | {:,.0f} | {} |"
+    print(
+        "| way | seconds | of CPUs | records per second | other votes |\n|---|---:|---:|---:|---:|"
+    )
+    for name, seconds, cpus, others in measured(records, texts, {x: SEARCHES[x] for x in way}):
+        print(
+            row.format(name, seconds, f"{cpus:.1f}", private / seconds, f"{others:,}"), flush=True
+        )
+        if (others > 0) if name != WRONG else (ties and others == 0):
+            raise SystemExit(f"{name}: {others} votes are others than those of the host")
+    if not any(actors):
+        return
+    import ray  # late: a machine with a GPU may have none
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    seconds, there = voting(records, texts, device)
-    if (there != votes).any():
-        raise SystemExit(f"{device}: other votes than those of the host")
-    print(f"| count_votes, {device} | {seconds:.1f} | {private / seconds:,.0f} |")
-    seconds, near = voting_by_torch(records, texts, device)
-    print(f"| torch, {device}, float32 | {seconds:.1f} | {private / seconds:,.0f} |")
-    print(f"\n{np.abs(near - votes).sum() // 2} votes of torch are others.\n")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    for actors in (1, 2):
-        seconds, together = voting_on_ray(records, texts, actors)
+    votes = count_votes(records, texts)
+    ray.init(num_cpus=max(actors), include_dashboard=False, log_to_driver=False)
+    for number in actors:
+        seconds, together = voting_on_ray(records, texts, number)
         if (together != votes).any():
             raise SystemExit("the votes of the shards do not add up to the votes of all")
-        print(f"| Ray, actors of 1 CPU: {actors} | {seconds:.1f} | {private / seconds:,.0f} |")
+        name = f"Ray, actors of 1 CPU: {number}"
+        print(row.format(name, seconds, "", private / seconds, 0))
     ray.shutdown()
 
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import algorithm_1
+import aug_pe_ablations
 import chains_table
 import dp_sgd_signal
 import drugs_table
@@ -81,6 +82,7 @@ RESULTS: Sections = {
     "More texts": many_texts.section,
     "DP-KPS at the paper's size": kps_over_n.section,
     "Algorithm 1 as printed": algorithm_1.section,
+    "Aug-PE, one key at a time": aug_pe_ablations.section,
     "With public texts of the kind": four_methods_picture.section,
     "A smaller model": None,
     "First releases": None,

@@ -6,6 +6,8 @@
 prints JSON. Each model learns from the synthetic records and from real ones (`--train`, the
 ceiling), and is tested on real ones (`--real`). The result is not private.
 
+- `--distances`: precision, recall and F1 by three neighbours, KL and total variation of lengths and
+  topics, of synthetic and of as many other real records to real ones.
 - `--networks`: the DP-KPS paper's three layers, without and with Deep CORAL (Nagesh et al. 2025).
 - `--encoder`: an encoder fine-tuned to classify (Yue et al. 2023; Xie et al. 2024).
 - `--lm`: labels learned in context (Amin et al. 2024), and next-word accuracy after fine-tuning
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from paper_evaluation.causal_lm import CausalLM
+from paper_evaluation.distributions import compare_distributions
 from paper_evaluation.fine_tuning import Encoder, compare_next_word
 from paper_evaluation.in_context import (
     InContextClassifier,
@@ -47,7 +50,7 @@ def main() -> None:
         parser.add_argument(name, required=True)
     for name in ("--encoder", "--lm"):
         parser.add_argument(name)
-    for name in ("--networks", "--phrases"):
+    for name in ("--distances", "--networks", "--phrases"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--embedder", default="sentence-transformers/all-MiniLM-L6-v2")
     parser.add_argument("--seeds", type=int, default=5)
@@ -61,12 +64,25 @@ def main() -> None:
 
 
 def scores(sets: Mapping[str, Sequence[Example]], asked: argparse.Namespace) -> dict[str, Any]:
-    """Return what was asked for: `classifiers`, `in_context` and `next_word`."""
+    """Return what was asked for: `distances`, `classifiers`, `in_context` and `next_word`."""
     sets = dict(sets)
     found: dict[str, Any] = {"classifiers": []}
-    if asked.networks:
+    vectors: dict[str, Embedded] = {}
+    if asked.networks or asked.distances:
         embedder = load_embedder(asked.embedder)
         vectors = {name: labelled(rows, embedder.embed(texts(rows))) for name, rows in sets.items()}
+    if asked.distances:
+        size = min(map(len, sets.values()))
+        found["distances"] = {
+            name: compare_distributions(
+                texts(sets[name])[:size],
+                texts(sets["test"])[:size],
+                vectors[name].vectors[:size],
+                vectors["test"].vectors[:size],
+            )
+            for name in ("synthetic", "ceiling")
+        }
+    if asked.networks:
         test = vectors.pop("test")
         found["classifiers"] += [
             compare_downstream(vectors, test, asked.seeds, fit, name)

@@ -25,7 +25,7 @@ COMMANDS = {
     "dpray check": "--json --write config overrides",
     "dpray demo": "--json --model --out",
     "dpray evaluate": "--delimiter --embedder --encoding --escape --floor --json "
-    "--label --out --quote --real --records --schema --seeds --skip-rows "
+    "--label --language --out --quote --real --records --schema --seeds --skip-rows "
     "--synthetic --text --train --turns --unit",
     "dpray init": "--about --dataset --delimiter --delta --encoding --epsilon --escape --force "
     "--json --label --label-about --labels --language --look --method --model --no-unit --out "

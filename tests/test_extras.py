@@ -81,8 +81,14 @@ def test_a_run_of_sequences_needs_no_extra(tmp_path: Path) -> None:
             ["evaluate", "--real", "none.jsonl", "--synthetic", "none.jsonl", "--out", "OUT"],
             "dpray evaluate needs PyTorch, which is not installed: pip install 'dpray[eval]'",
         ),
+        (
+            ["run", "jobs/dp_kps_cpu.yaml", "output.path=OUT", "privacy.ledger=sqlite:///OUT.db",
+             "data.language=German"],
+            "method.stop_words needs stopwordsiso, which is not installed: "
+            "pip install 'dpray[languages]'; nothing was charged",
+        ),
     ],
-    ids=["train", "torch", "serve", "postgres", "eval"],
+    ids=["train", "torch", "serve", "postgres", "eval", "languages"],
 )  # fmt: skip
 def test_a_missing_extra_is_one_sentence_before_anything_is_charged(
     tmp_path: Path, arguments: list[str], sentence: str

@@ -48,7 +48,9 @@ def check(
 def show_check(found: dict[str, Any], console: Terminal) -> None:
     console.note("dpray check", "bold", found["notice"])
     skipped = (
-        f", {found['skipped']:,} left out (empty, or of another label)" if found["skipped"] else ""
+        f", {found['skipped']:,} left out (empty, of another label, or not after data.after)"
+        if found["skipped"]
+        else ""
     )
     console.print(
         f"{found['rows']:,} rows, {found['records']:,} records{skipped}; data.public_size is "

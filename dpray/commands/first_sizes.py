@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import Any
 
@@ -34,6 +35,9 @@ def first_sizes(text: str) -> tuple[dict[str, int], str]:
     with suppress(InputError):  # a plan says later what is wrong
         for sizes in SIZES.get(tree["method"]["name"], []):
             config = parse_config(tree | {"method": tree["method"] | sizes})
+            if config.method.can_run_without_noise:  # the noise moves no size, and takes seconds
+                privacy = config.privacy.model_copy(update={"epsilon": math.inf})
+                config = config.model_copy(update={"privacy": privacy})
             if (rates := rates_here(config)) is None:
                 return found
             forecast = Forecast.of(make_plan(config).work, rates, config)

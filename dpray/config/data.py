@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from dpray.config.sections import Count, CountOrZero, Section
+from dpray.io.after import after, is_after
 from dpray.io.columns import check_labels, label_name, text_of
 from dpray.io.formats import FileFormat, Where, known_encoding, one_sign
 from dpray.io.languages import language_name
@@ -84,6 +85,11 @@ class DataConfig(Section):
         None,
         description="public share of each label; null: uniform; measured: by a DP histogram that "
         "costs privacy.epsilon_labels",
+    )
+    after: Annotated[str | None, AfterValidator(is_after)] = Field(
+        None,
+        description="PUBLIC: `COLUMN > VALUE`, a number or a day; other rows are left out, so that "
+        "a further run reads the rows of a new quarter only",
     )
     about: Line | None = Field(
         None,
@@ -247,7 +253,7 @@ class DataConfig(Section):
     @property
     def columns(self) -> frozenset[str]:
         """Return the columns that keys of this section name. No other is read."""
-        others = (self.label, self.unit)
+        others = (self.label, self.unit, self.after and after(self.after).column)
         return frozenset([*self.text_columns, *(name for name in others if name is not None)])
 
     def text_of(self, row: Mapping[str, object], where: Where) -> str:
@@ -278,7 +284,9 @@ class DataConfig(Section):
     def of_public_files(self) -> DataConfig:
         """Return the section for public records with the same columns, without units and blank
         texts."""
-        return self.model_copy(update={"unit": None, "max_records_per_unit": 1, "empty": "skip"})
+        return self.model_copy(
+            update={"unit": None, "max_records_per_unit": 1, "empty": "skip", "after": None}
+        )
 
     @property
     def about_texts(self) -> About:

@@ -29,6 +29,7 @@ from dpray.evaluation.texts import (
 )
 from dpray.io.columns import MOST_LETTERS, MOST_NAMES, cut_advice, label_name
 from dpray.io.near_labels import nearest, spelled
+from dpray.mechanisms.topics import Words
 from dpray.types import InputError, OnProgress, Progress, no_progress
 
 Labelled = tuple[str, str | None]
@@ -55,6 +56,7 @@ def evaluate(
     schema: dict[str, Any] | None = None,
     seeds: int = 5,
     units: Sequence[Hashable] | None = None,
+    words: Words | None = None,
     on_progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
     """Return the content of `evaluation.json`. Without labels, `downstream` is null.
@@ -63,7 +65,8 @@ def evaluate(
     synthetic records: they train the ceiling, and near-duplicates of them are looked for. Without
     `train`, `real` is split into halves (`split`). `floor` are labelled texts made without the
     private data. `units` are the persons of the `train` records, or without them of the `real`
-    ones, in their order; without `units` each record is one.
+    ones, in their order; without `units` each record is one. `words` splits a text into words for
+    the terms of topics.
 
     Raises InputError for a set that is empty, too small (`FEW`), has only one label, or shares no
     label with the real records, and if all real texts are the same.
@@ -82,7 +85,7 @@ def evaluate(
         "synthetic": structure(made, schema, parse),
     }
     embedded = _embed(sets, embedder, on_progress)
-    compared = _compare(sets, embedded, seeds, parse, on_progress)
+    compared = _compare(sets, embedded, seeds, parse, words, on_progress)
     return {
         "private": NOT_FOR_RELEASE,
         "warnings": _warnings(
@@ -107,6 +110,7 @@ def _compare(
     embedded: Mapping[str, Embedded],
     seeds: int,
     parse: Parse,
+    words: Words | None,
     on_progress: OnProgress,
 ) -> dict[str, Any]:
     """Return the parts of the result that compare the `SIDES`."""
@@ -125,7 +129,7 @@ def _compare(
         "downstream": downstream,
         "fidelity": fidelity,
         "copies": copies,
-        "topics": compare_topics(texts, vectors),
+        "topics": compare_topics(texts, vectors, words),
         "lengths": compare_lengths(made, other, tested, seeds),
         "columns": compare_columns(made, other, tested, seeds, parse),
     }

@@ -16,10 +16,11 @@ from dpray.io.columns import column_of, cut_share, is_empty, label_name, plain_v
 from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Where
-from dpray.io.languages import embedder_advice
+from dpray.io.languages import embedder_advice, topic_words
 from dpray.io.records import read_rows
 from dpray.io.table import object_text, turns_text
 from dpray.io.table_schema import json_columns_of
+from dpray.mechanisms.topics import words_of
 from dpray.runs.folder import refuse_released
 from dpray.types import InputError, OnProgress, no_progress, valid_unicode
 
@@ -74,6 +75,7 @@ def evaluate_files(
     }
     if settings.label and sets["real"][0][1] is None:
         raise InputError(f"--label: no record of --real has a label in '{settings.label}'")
+    language = settings.language or _language_of_run(Path(settings.synthetic))
     result = evaluate(
         sets["real"],
         sets["synthetic"],
@@ -83,9 +85,9 @@ def evaluate_files(
         schema=schema,
         seeds=settings.seeds,
         units=units or None,
+        words=words_of(*topic_words(language)),
         on_progress=on_progress,
     )
-    language = settings.language or _language_of_run(Path(settings.synthetic))
     result["warnings"] += embedder_advice(settings.embedder, language, "--embedder")
     result["personal_data"] = find_patterns((text for text, _ in sets["synthetic"]), language)
     result["summary"] = verdict(result, cut_share(_rows(settings.synthetic, "--synthetic")))

@@ -15,7 +15,7 @@ from scipy.stats import wasserstein_distance
 from dpray.evaluation.downstream import summaries
 from dpray.io.table import parse_json
 from dpray.mechanisms.term_matcher import count_words
-from dpray.mechanisms.topics import class_terms, clusters_of
+from dpray.mechanisms.topics import Words, class_terms, clusters_of
 from dpray.types import InputError
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -63,18 +63,18 @@ def _summary(words: np.ndarray) -> dict[str, object]:
 
 
 def compare_topics(
-    texts: Sequence[Sequence[str]], vectors: Sequence[np.ndarray]
+    texts: Sequence[Sequence[str]], vectors: Sequence[np.ndarray], words: Words | None = None
 ) -> list[dict[str, object]]:
     """Return the topics of synthetic, other real and real test records (`texts` and `vectors` in
     this order). Each topic has its terms and its share of each set; the most common in the test set
     comes first.
 
     The topics are clusters of all records together, by k-means. Their terms have the highest
-    class-based TF-IDF (`class_terms`).
+    class-based TF-IDF (`class_terms`); `words` splits a text.
     """
     pooled = [text for side in texts for text in side]
     topic_of, means = clusters_of(np.vstack(vectors), max(1, min(TOPICS, len(pooled) // 10)))
-    terms = class_terms(pooled, topic_of, len(means), TERMS, MIN_RECORDS)
+    terms = class_terms(pooled, topic_of, len(means), TERMS, MIN_RECORDS, words)
     parts = np.split(topic_of, np.cumsum([len(side) for side in texts])[:-1])
     made, other, real = (np.bincount(part, minlength=len(means)) / len(part) for part in parts)
     return [

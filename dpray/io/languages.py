@@ -13,7 +13,7 @@ from importlib import resources
 from importlib.metadata import version
 from typing import Any
 
-from dpray.extras import require
+from dpray.extras import is_installed, require
 from dpray.io.yaml_text import parse_yaml
 from dpray.types import InputError
 
@@ -26,6 +26,9 @@ MULTILINGUAL_EMBEDDER = "sentence-transformers/paraphrase-multilingual-MiniLM-L1
 """It was trained on texts of 50 languages, all of the table among them."""
 
 _CODE = re.compile("([a-z]{2})(?:[-_]([a-z]{2})|[-_][a-z]{4})?")
+
+WITHOUT_SPACES = ("zh", "ja")
+"""Languages without spaces between words of which there is a list of words."""
 
 UNIT = 1e-9
 """The frequency of a word that counts as 1."""
@@ -107,7 +110,7 @@ def embedder_advice(model: str, words: str | None, key: str) -> list[str]:
 def frequent_words(code: str) -> Mapping[str, int]:
     """Return the words that occur once in a million words or more, the most frequent first, each
     with its count in a thousand million, by wordfreq. Words with digits are left out; so are, in
-    Chinese, Japanese and Thai, single letters, which are mostly parts of other words. Raises
+    Chinese and Japanese, single letters, which are mostly parts of other words. Raises
     InputError if there is no list."""
     require("method.vocabulary", "wordfreq")
     # Imported late: it takes a sixth of a second.
@@ -118,7 +121,7 @@ def frequent_words(code: str) -> Mapping[str, int]:
             f"method.vocabulary: there is no list of words of {languages()[code].name}; give a "
             "file of public terms, one a line"
         )
-    least = 2 if code in ("zh", "ja", "th") else 1
+    least = 2 if code in WITHOUT_SPACES else 1
     return {
         word: round(frequency / UNIT)
         for word, frequency in get_frequency_dict(code, "small").items()
@@ -137,3 +140,13 @@ def function_words(code: str) -> frozenset[str]:
     from stopwordsiso import has_lang, stopwords
 
     return frozenset(stopwords(code)) if has_lang(code) else frozenset()
+
+
+def topic_words(words: str | None) -> tuple[frozenset[str] | None, tuple[str, ...]]:
+    """Return the stop words of names of topics, None for English ones, and, for a script without
+    spaces, the words that they may have. Without the extra `languages` all are as in English."""
+    code = code_of(words)
+    has_lists = is_installed("stopwordsiso") and is_installed("wordfreq")
+    if code is None or code == ENGLISH or not has_lists:
+        return None, ()
+    return function_words(code), tuple(frequent_words(code)) if code in WITHOUT_SPACES else ()

@@ -5,14 +5,15 @@ Shapes: N texts, T topics, D dimensions of an embedding, V words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_matrix
 from sklearn.cluster import KMeans
 from sklearn.feature_extraction.text import CountVectorizer
+
+from dpray.mechanisms.term_matcher import TermMatcher
 
 SEED = 0
 
@@ -35,26 +36,40 @@ def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Numbers, Vectors]:
     return clusters.labels_, clusters.cluster_centers_
 
 
-def words_of() -> Callable[[str], list[str]]:
+Words = Callable[[str], list[str]]
+"""Splits a text into the words that may name a topic."""
+
+
+def words_of(stop_words: Collection[str] | None = None, terms: Sequence[str] = ()) -> Words:
     """Return the function that splits a text into words, in lower case: each begins with a letter,
-    has at least two characters and is no English stop word."""
-    found: Callable[[str], list[str]] = _counter(1).build_analyzer()
-    return found
+    has at least two characters and is no stop word, by default no English one. With `terms`, for a
+    script without spaces, the words are the terms that the text holds."""
+    if terms:
+        matcher = TermMatcher([term for term in terms if term not in (stop_words or ())])
+        return lambda text: [matcher.terms[term] for term in matcher.matches(text)]
+    english = "english" if stop_words is None else None
+    split: Words = CountVectorizer(stop_words=english, token_pattern=WORD).build_analyzer()
+    return lambda text: [word for word in split(text) if word not in (stop_words or ())]
 
 
 def class_terms(
-    texts: Sequence[str], topic_of: Numbers, topics: int, number: int, min_texts: int
+    texts: Sequence[str],
+    topic_of: Numbers,
+    topics: int,
+    number: int,
+    min_texts: int,
+    words: Words | None = None,
 ) -> list[list[str]]:
     """Return each topic's `number` words with the highest class-based TF-IDF, `tf_tc log(1 + A /
     tf_t)` with A the average number of words per topic (Grootendorst 2022, Eq. 2), of those that
-    `words_of` finds in at least `min_texts` texts.
+    `words`, or `words_of()`, finds in at least `min_texts` texts.
 
     >>> texts = ["goal and match", "match", "stock price"]
     >>> class_terms(texts, np.array([0, 0, 1]), topics=2, number=2, min_texts=1)
     [['match', 'goal'], ['price', 'stock']]
     """
     try:
-        counter = _counter(min_texts)
+        counter = CountVectorizer(analyzer=words or words_of(), min_df=min_texts)
         counts_NV = counter.fit_transform(texts)
     except ValueError:  # No word is left.
         return [[] for _ in range(topics)]
@@ -70,7 +85,3 @@ def class_terms(
         [str(names[word]) for word in np.argsort(-row, kind="stable")[:number] if row[word] > 0]
         for row in weights
     ]
-
-
-def _counter(min_texts: int) -> Any:
-    return CountVectorizer(stop_words="english", min_df=min_texts, token_pattern=WORD)

@@ -84,7 +84,7 @@ def privacy_report(
         "labels": list(config.data.labels),
         "salt": session.salt,
     } | dict(part.public_inputs)
-    for key in ("about", "label_about", "language"):
+    for key in ("about", "label_about", "language", "after"):
         if value := getattr(config.data, key):
             public_inputs[key] = value
     common = {

@@ -218,27 +218,32 @@ def never_repeated(actor: type, config: Config, gpus: float, role: Role) -> Neve
         environment = {"env_vars": ENVIRONMENT | IN_PROCESS | OF_GPU | runner}
     if not gpus:
         cores = [node["Resources"].get("CPU", 1.0) for node in ray.nodes() if node["Alive"]]
-        environment = {"env_vars": of_threads(config.runtime, cores, os.environ)}
+        if variables := of_threads(config.runtime, cores, os.environ):
+            environment = {"env_vars": variables}
     runtime = config.runtime
     memory = reserved(config, role)
     return NeverRepeated(actor, runtime.cpus_per_actor, gpus, memory, environment)
 
 
+THREADS, WAITING = "OMP_NUM_THREADS", "OMP_WAIT_POLICY"
+
+
 def of_threads(
     runtime: RuntimeConfig, cores: Sequence[float], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables of the environment, except those that are `given`, of an actor whose
-    model runs on a CPU.
+    """Return the variables of the environment of an actor whose model runs on a CPU: none where its
+    threads are `given`.
 
     It has as many threads as the other actors leave of the `cores` of each machine: Ray would give
     it one for each CPU that it books, by default one. A thread that waits for the others sleeps. By
     default it keeps its core busy, and two threads that shared two cores with other work took seven
     times as long for a text.
     """
+    if THREADS in given:
+        return {}
     left = min(cores, default=1.0) // runtime.actors
     number = max(1, int(runtime.cpus_per_actor), int(left))
-    wanted = {"OMP_NUM_THREADS": str(number), "OMP_WAIT_POLICY": "passive"}
-    return {name: value for name, value in wanted.items() if name not in given}
+    return {THREADS: str(number), WAITING: given.get(WAITING, "passive")}
 
 
 def is_local(config: Config) -> bool:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from dpray.config.config import Config, DataConfig
 from dpray.engines.base import EngineError
 from dpray.extras import Late
+from dpray.io.after import after
 from dpray.io.columns import column_of, is_empty, is_known, match_label, value_name
 from dpray.io.file_list import file_digest, list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
@@ -122,7 +123,8 @@ def record_rows(
     A record that is its own unit is named by its content, or, with `by_place`, by the numbers of
     its file and of its row there, which depend on no other row's content.
 
-    With `data.empty: skip`, a row whose text is empty is no record. Claim: whether it is one
+    With `data.empty: skip`, a row whose text is empty is no record, and neither is one that
+    `data.after` leaves out. Claim: whether it is one
     depends on that row only, and the rows are numbered before any is left out. So a data set
     without such a row, or with a text in it, has the same records otherwise, in the same batches:
     adding or removing a unit still adds or removes its own records only, and every sensitivity
@@ -154,12 +156,14 @@ def to_row(
     data: DataConfig,
     column_values: Mapping[str, Collection[str]] | None = None,
 ) -> Row | None:
-    """Return one validated record as a row, None for an empty text or another label that is
-    skipped.
+    """Return one validated record as a row, None for one that `data.after` leaves out, and for an
+    empty text or another label that is skipped.
 
     With `column_values`, the public values of other columns, the row has those columns too, as
     texts in `columns`. Raises InputError naming the row, also for any other value.
     """
+    if data.after is not None and not after(data.after).keeps(row, where):
+        return None
     # Cut, not refused: no length of a text ends a run that is charged.
     text, label = data.text_of(row, where)[: data.max_characters], None
     if is_empty(text):

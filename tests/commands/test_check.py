@@ -114,6 +114,14 @@ def checked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[A
     return found, " ".join(capsys.readouterr().out.split())
 
 
+def test_a_language_brings_advice(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    found, shown = checked(job([note()], "data.language=de"), capsys)
+    [line] = found["advice"]
+    assert line.startswith("embedder.model: ") and "for German set" in line
+    assert f"change: {line}" in shown and "Public in prompts: German" in shown
+    assert checked(job([note()], "data.language=en"), capsys)[0]["advice"] == []
+
+
 def test_all_labels_that_the_configuration_lacks_are_named(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:

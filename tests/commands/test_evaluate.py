@@ -154,6 +154,27 @@ def test_personal_data_is_counted_in_the_synthetic_texts_alone(app, tmp_path, wi
     assert "b.org" not in shown and "668" not in shown
 
 
+def test_the_language_of_a_run_or_an_option_chooses_countries_and_advice(
+    app, tmp_path, without_a_model
+):
+    run = tmp_path / "run"
+    run.mkdir()
+    write_jsonl(run / "synthetic.jsonl", [*notes(39, 2), ("Ruf 030 901820 an", "derma")])
+    (run / "run.json").write_text(json.dumps({"config": {"data": {"language": "German"}}}))
+    files = ("--real", write_jsonl(tmp_path / "real.jsonl", notes(40, 1)), "--synthetic", run)
+
+    def measured(*options):
+        invoke(app, *files, "--out", run / "private", "--seeds", 1, *options)
+        written = json.loads((run / "private" / "evaluation.json").read_text())
+        advice = [each for each in written["warnings"] if each.startswith("--embedder: ")]
+        return written["personal_data"]["matches"]["phone numbers"], advice
+
+    phones, [line] = measured()
+    assert phones == 1 and "for German set" in line and "multilingual" in line
+    assert measured("--embedder", "one") == (1, [])
+    assert measured("--language", "English") == (0, [])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -13,6 +13,7 @@ from pathlib import Path
 import gpu_table
 import pytest
 
+from benchmarks.bench_voting import SEARCHES, WRONG
 from tests.conftest import ROOT
 from tests.gpu import figures, parts
 from tests.gpu.figures import MEASUREMENTS, hardware, measured, rows_of
@@ -30,7 +31,8 @@ def test_the_script_prints_figures_with_the_hardware(tmp_path: Path) -> None:
     assert json.loads(out.read_text()) == found
     assert found["small"] and {"gpu", "cpu", "cores", "torch", "python"} <= set(found["hardware"])
     [(name, measurement)] = found["measurements"].items()
-    assert name == "votes" and "failure" not in measurement and len(measurement["rows"]) == 3
+    assert name == "votes" and "failure" not in measurement
+    assert len(measurement["rows"]) == 2 * len(SEARCHES) >= 8
 
 
 @pytest.mark.slow
@@ -57,8 +59,7 @@ def test_all_figures_hold_on_a_host_and_make_a_page() -> None:
     for row in rows["zero"]:
         assert row["off the reference"] < 5e-6 < 1e-2 < row["weights moved"]
         assert (row["ranks"], row["backend"], row["with Ray"]) == (2, "gloo", False)
-    host, device, plain = (row["other votes"] for row in rows["votes"])
-    assert host == device == 0 and plain <= 2
+    assert {row["other votes"] for row in rows["votes"] if row["way"] != WRONG} == {0}
     for row in rows.get("vllm", []):
         assert row["attention"] == "CPU_ATTN" and row["tokens a second"] > 0
     for name in {"lockstep", "speed", "vllm"} & rows.keys():

@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 
+from dpray.io.languages import topic_words
 from dpray.mechanisms.topics import class_terms, clusters_of, words_of
 
 
@@ -21,6 +22,18 @@ def test_a_topic_has_the_words_that_its_texts_have() -> None:
     texts = ["The Heart!", "of a b 39", "skin2 12th élan"]
     assert [words_of()(text) for text in texts] == [["heart"], [], ["skin2", "élan"]]
     assert class_terms(texts, np.array([0, 1, 0]), 2, 6, 1) == [["heart", "skin2", "élan"], []]
+
+
+def test_words_of_a_language_name_a_topic() -> None:
+    german = words_of(*topic_words("German"))
+    assert german("Die Heizung und der Regen sind nicht da") == ["heizung", "regen"]
+    chinese = words_of(*topic_words("中文"))
+    assert chinese("今天下雨，因为供暖设备坏了") == ["今天", "下雨", "供暖", "设备"]
+    texts, topic_of = ["今天下雨", "明天下雨", "供暖设备坏了"], np.array([0, 0, 1])
+    assert class_terms(texts, topic_of, 2, 1, 1, chinese) == [["下雨"], ["供暖"]]
+    assert class_terms(texts, topic_of, 2, 1, 1)[0] != ["下雨"]
+    for words in (None, "English", "Klingon"):
+        assert words_of(*topic_words(words))("The Heart and die") == words_of()("The Heart and die")
 
 
 def test_many_topics_of_many_words_take_little_memory() -> None:

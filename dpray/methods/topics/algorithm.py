@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.labels import largest_remainder
-from dpray.mechanisms.topics import Vectors, class_terms, clusters_of
+from dpray.mechanisms.topics import Vectors, Words, class_terms, clusters_of
 from dpray.methods.topics.settings import TopicsSettings
 
 
@@ -36,13 +36,15 @@ class PublicTopics:
         labels: Sequence[str],
         vectors_ND: Vectors,
         settings: TopicsSettings,
+        words_in: Words | None = None,
     ) -> PublicTopics:
-        """Cluster the texts; `labels` and `vectors_ND` have an entry for each. Equal arguments give
+        """Cluster the texts; `labels` and `vectors_ND` have an entry for each. `words_in` splits a
+        text into words. Equal arguments give
         equal topics on one machine. If few vectors differ, there are fewer than
         `settings.topics`."""
         topic_of, means = clusters_of(vectors_ND, settings.topics)
         T, of_label = len(means), np.array(labels)
-        words = class_terms(texts, topic_of, T, settings.words, min_texts=1)
+        words = class_terms(texts, topic_of, T, settings.words, 1, words_in)
         counts = {
             label: np.bincount(topic_of[of_label == label], minlength=T)
             for label in dict.fromkeys(labels)

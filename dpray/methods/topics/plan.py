@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dpray.accounting.event import Event
 from dpray.config.config import Config
 from dpray.io.formats import Piece
+from dpray.io.languages import topic_words
 from dpray.io.public_files import public_files
 from dpray.mechanisms.monte_carlo import Target, votes_target
 from dpray.mechanisms.topics import words_of
@@ -101,7 +102,7 @@ def read_public(config: Config, settings: TopicsSettings) -> list[Row]:
     configuration's columns and labels, which it names, and for fewer texts than topics."""
     data = config.data.of_public_files()
     files = public_files(settings.public, "method.public", config.data.path)
-    words_in = words_of()
+    words_in = words_of(*topic_words(config.data.language))
     try:
         records = [record for file in files for record in record_rows(Piece(file), data)]
     except InputError as error:
@@ -117,5 +118,5 @@ def read_public(config: Config, settings: TopicsSettings) -> list[Row]:
 
 def public_terms(plan: TopicsPlan) -> set[str]:
     """Return all words that may name a topic."""
-    words_in = words_of()
+    words_in = words_of(*topic_words(plan.config.data.language))
     return {word for record in plan.public for word in words_in(record["text"])}

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from dpray.io.languages import topic_words
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.mechanisms.labels import largest_remainder
+from dpray.mechanisms.topics import words_of
 from dpray.methods.topics.algorithm import PublicTopics, sequences
 from dpray.methods.topics.plan import TopicsPlan
 from dpray.runs.privacy_report import MethodPart, TopicCounts
@@ -51,7 +53,8 @@ def measured(session: TopicsSession) -> dict[str, Any]:
         session.show("topics")
         texts, labels = zip(*((r["text"], r["label"]) for r in plan.public), strict=True)
         vectors_ND = embedded(voters, texts, session.config.embedder)
-        topics = PublicTopics.of(texts, labels, vectors_ND, plan.settings)
+        words_in = words_of(*topic_words(session.config.data.language))
+        topics = PublicTopics.of(texts, labels, vectors_ND, plan.settings, words_in)
         return session.publish_once("topics", histogram, plan, voters, topics)
 
 
