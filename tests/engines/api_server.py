@@ -75,12 +75,11 @@ class Handler(BaseHTTPRequestHandler):
             self.server.answered += fault is None
             self.server.in_flight += 1
             self.server.most_in_flight = max(self.server.most_in_flight, self.server.in_flight)
-        try:
-            threading.Event().wait(0.02)
-            self._answer(body, fault)
-        finally:
-            with self.server.lock:
-                self.server.in_flight -= 1
+        threading.Event().wait(0.02)
+        # Before the answer: with it the client may begin its next call.
+        with self.server.lock:
+            self.server.in_flight -= 1
+        self._answer(body, fault)
 
     def _answer(self, body: dict[str, Any], fault: int | str | None) -> None:
         for name, (status, said) in self.server.refuses.items():
