@@ -164,8 +164,8 @@ def reproduced() -> list[Row]:
             "the same formula; a run is charged less, by the smallest of four bounds"),
         Row("Amin, Algorithm 1",
             "2,500 texts of IMDB at eps 1, from 25,000 records",
-            f"100,000 clinic notes, s 255, c 10, eps 1: {affordable('tau_1.5')} texts at tau 1.5 and "
-            f"{affordable('tau_2')} at tau 2, whose labels a classifier learns to "
+            f"100,000 clinic notes, s 255, c 10, eps 1: {affordable('tau_1.5')} texts at tau 1.5 "
+            f"and {affordable('tau_2')} at tau 2, whose labels a classifier learns to "
             f"{run_of('algorithm_1', 'tau_1.5', 'accuracy')} and "
             f"{run_of('algorithm_1', 'tau_2', 'accuracy')}; secret batches, tau 1: "
             f"{affordable('secret')}, {run_of('algorithm_1', 'secret', 'accuracy')}",
