@@ -24,7 +24,7 @@ COMMANDS = {
     "dpray card": "--json --license --name --public --push-to-hub run_dir",
     "dpray check": "--json --write config overrides",
     "dpray demo": "--json --model --out",
-    "dpray evaluate": "--delimiter --embedder --encoding --escape --floor --json "
+    "dpray evaluate": "--after --delimiter --embedder --encoding --escape --floor --json "
     "--label --language --out --quote --real --records --schema --seeds --skip-rows "
     "--synthetic --text --train --turns --unit",
     "dpray init": "--about --dataset --delimiter --delta --encoding --epsilon --escape --force "

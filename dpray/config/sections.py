@@ -133,8 +133,7 @@ class TextSettings(MethodSettings):
     @property
     def preset_keys(self) -> dict[str, object]:
         """Return the keys whose values are the preset's, {} without a preset."""
-        own, values = self.presets.get(self.preset or "", {}), self.model_dump()
-        return {key: value for key, value in own.items() if values[key] == value}
+        return _common(self.presets.get(self.preset or "", {}), self.model_dump())
 
     @field_validator("schema", mode="before")
     @classmethod
@@ -142,6 +141,19 @@ class TextSettings(MethodSettings):
         """Put the content of a file in place of its name: run.json has it, and no worker needs the
         file."""
         return read_schema_file(schema) if isinstance(schema, str) else schema
+
+
+def _common(own: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
+    """Return the keys of `own` that have the same values in `values`, also those of mappings in
+    both."""
+    found: dict[str, object] = {}
+    for key, value in own.items():
+        if isinstance(value, Mapping) and isinstance(other := values[key], Mapping):
+            if inner := _common(value, other):
+                found[key] = inner
+        elif values[key] == value:
+            found[key] = value
+    return found
 
 
 def _over(below: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:

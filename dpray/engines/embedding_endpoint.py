@@ -41,14 +41,21 @@ class EmbeddingEndpoint:
     def __init__(self, config: EmbedderConfig) -> None:
         self._config = config
 
-    def embed(self, texts: Sequence[str]) -> Embeddings:
+    def embed(self, texts: Sequence[str], like_ND: Embeddings | None = None) -> Embeddings:
         """Return L2-normalised vectors, shape (number of texts, dimension). A text without words
-        has the vector 0, as many servers refuse it. Raises Resumable if the endpoint fails: the
-        run is paid for, and continues when it is called again. No message quotes a text."""
+        has the vector 0, as many servers refuse it. `like_ND` are the vectors of `PUBLIC_TEXTS`
+        that the others are compared with: they are asked for again, because a server may change its
+        model. Raises Resumable if the endpoint fails or has another model: the run is paid for, and
+        continues when it is called again. No message quotes a text, but for a code of one word that
+        the endpoint gives its error."""
         try:
-            return self._embedded(texts)
+            vectors_ND = self._embedded([*PUBLIC_TEXTS, *texts])
         except EngineError as error:
             raise Resumable(f"embedder: {error}") from None
+        number = len(PUBLIC_TEXTS)
+        if like_ND is not None and not same_model(vectors_ND[:number], like_ND):
+            raise Resumable(self._other)
+        return vectors_ND[number:]
 
     def check(self, local_ND: Embeddings | None = None) -> None:
         """Call the endpoint once before the charge; compare it with the local model's vectors of
@@ -60,15 +67,16 @@ class EmbeddingEndpoint:
             raise Resumable(f"embedder: {error}; try again later") from None
         except EngineError as error:
             raise InputError(f"embedder: {error}") from None
-        if local_ND is not None and not (
-            found_ND.shape == local_ND.shape
-            and ((found_ND * local_ND).sum(axis=1) >= SAME_MODEL).all()
-        ):
-            raise InputError(
-                "embedder.base_url: the endpoint gives a public text another vector than "
-                f"embedder.model {self._config.model}, which embeds the private records; serve "
-                "that model, or name it in embedder.served_name"
-            )
+        if local_ND is not None and not same_model(found_ND, local_ND):
+            raise InputError(self._other)
+
+    @property
+    def _other(self) -> str:
+        return (
+            "embedder.base_url: the endpoint gives a public text another vector than "
+            f"embedder.model {self._config.model}, with which the run began; serve that model, or "
+            "name it in embedder.served_name"
+        )
 
     def _embedded(self, texts: Sequence[str]) -> Embeddings:
         # Late: the client takes half a second to import, and few runs call an endpoint.
@@ -84,7 +92,7 @@ class EmbeddingEndpoint:
             worded[start : start + TEXTS_A_CALL] for start in range(0, len(worded), TEXTS_A_CALL)
         ]
         with (
-            client_of(self._config) as client,
+            client_of(self._config, as_environment_says=False) as client,
             ThreadPoolExecutor(self._config.max_in_flight) as pool,
         ):
             for part, found_BD in zip(parts, pool.map(ask, parts), strict=True):
@@ -118,3 +126,10 @@ class EmbeddingEndpoint:
 
     def _odd(self, what: str) -> EngineError:
         return EngineError(f"{self._name}: the endpoint's answer has {what}")
+
+
+def same_model(found_ND: Embeddings, other_ND: Embeddings) -> bool:
+    """Return whether two models give the same texts like vectors."""
+    if found_ND.shape != other_ND.shape:
+        return False
+    return bool((((found_ND - other_ND) ** 2).sum(axis=1) <= 2 - 2 * SAME_MODEL).all())

@@ -70,21 +70,26 @@ class _BoundedClient(openai.DefaultHttpxClient):
         return bytes(content)
 
 
-def client_of(endpoint: Endpoint) -> openai.OpenAI:
+def client_of(endpoint: Endpoint, *, as_environment_says: bool = True) -> openai.OpenAI:
     """Return a client of the endpoint. It tries a request `attempts` times in all, after rate
     limits, server errors, timeouts and lost connections. `api_key` None: the client's usual
-    variable, or none."""
+    variable, or none. Only the endpoint of the language model is `as_environment_says`: another one
+    may be somebody else's, who would get that key and the organization's name."""
     # They log requests, the first with their bodies, at level DEBUG.
     for name in ("openai", "httpx", "httpx2"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    return openai.OpenAI(
-        api_key=endpoint.api_key
-        or os.environ.get("OPENAI_API_KEY", "none"),  # a local one has none
+    usual = os.environ.get("OPENAI_API_KEY", "none") if as_environment_says else "none"
+    client = openai.OpenAI(
+        api_key=endpoint.api_key or usual,  # a local server wants no key
         base_url=endpoint.base_url,
         timeout=endpoint.timeout,
         max_retries=endpoint.attempts - 1,
         http_client=_BoundedClient(endpoint.timeout),
     )
+    if not as_environment_says:
+        client.organization = client.project = None
+        client._custom_headers = {}
+    return client
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +12,11 @@ from dpray.evaluation.evaluate import Labelled, evaluate, verdict
 from dpray.evaluation.personal_data import find_patterns
 from dpray.evaluation.settings import EvaluationSettings
 from dpray.extras import require
+from dpray.io.after import after
 from dpray.io.columns import column_of, cut_share, is_empty, label_name, plain_value, text_of
 from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
-from dpray.io.formats import AS_RECOGNISED, FileFormat, Where
+from dpray.io.formats import AS_RECOGNISED, FileFormat, Row, Where
 from dpray.io.languages import embedder_advice, topic_words
 from dpray.io.records import read_rows
 from dpray.io.table import object_text, turns_text
@@ -69,6 +70,7 @@ def evaluate_files(
             settings.label or LABEL,
             forms[name],
             (settings.unit, units) if settings.unit and name == persons else None,
+            settings.after if name in ("real", "train") else None,
         )
         for name, path in paths.items()
         if path is not None
@@ -135,6 +137,10 @@ def text_reader(settings: EvaluationSettings, schema: Mapping[str, object]) -> T
     return partial(object_text, columns=columns, json_columns=json_columns)
 
 
+def _rows_after(rule: str | None, rows: Iterable[tuple[Where, Row]]) -> Iterable[tuple[Where, Row]]:
+    return rows if rule is None else (each for each in rows if after(rule).keeps(each[1], each[0]))
+
+
 def read_labelled(
     path: str,
     key: str,
@@ -142,9 +148,11 @@ def read_labelled(
     label: str,
     form: FileFormat,
     persons: tuple[str, list[str]] | None = None,
+    rule: str | None = None,
 ) -> list[Labelled]:
-    """Read the records of files, or of the release in a run's folder; blank texts are left out. The
-    units of the records go into the list of `persons`, from the column that it names."""
+    """Read the records of files, or of the release in a run's folder; blank texts are left out, and
+    rows that the `rule`, of the form of `data.after`, does not keep. The units of the records go
+    into the list of `persons`, from the column that it names."""
     released = Path(path) / RELEASED
     if (Path(path) / RUN).exists() and not released.exists():
         raise InputError(f"{key}: {path}: a run's folder without {RELEASED}, not finished")
@@ -153,7 +161,7 @@ def read_labelled(
         read_text = partial(text_of, column=TEXT)
     records: list[Labelled] = []
     for file in _files(path, key):
-        for where, row in read_rows(file, form):
+        for where, row in _rows_after(rule, read_rows(file, form)):
             if not records and key == "--synthetic":
                 read_text = _own_text(row, read_text, where)
                 label = label if _has(row, label, where) or LABEL not in row else LABEL

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from dpray.config.data import Delimiter, Encoding, Quote
 from dpray.config.sections import Count, CountOrZero, Section
+from dpray.io.after import is_after
 from dpray.io.formats import AS_RECOGNISED
 from dpray.io.languages import DEFAULT_EMBEDDER
 
@@ -43,6 +45,10 @@ class EvaluationSettings(Section):
         None,
         description="Column of the label, which records must then have; without this option, "
         "`label` if there is one. In a release it may also be named `label`.",
+    )
+    after: Annotated[str | None, AfterValidator(is_after)] = Field(
+        None,
+        description="COLUMN > VALUE: only these real records are read, as by data.after.",
     )
     unit: str | None = Field(
         None,

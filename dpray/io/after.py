@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from functools import cache
 
 from dpray.io.columns import column_of, plain_value
@@ -12,33 +15,47 @@ from dpray.io.formats import Where
 from dpray.types import InputError
 
 _RULE = re.compile(r"\s*(\S(?:.*?\S)?)\s*>\s*(\S+)\s*")
-_DAY = re.compile(r"[0-9]{4}-[01][0-9]-[0-3][0-9](?![0-9])")
-_NUMBER = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?")
+_DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ].*)?", re.DOTALL)
+_NUMBER = re.compile(r"-?[0-9]{1,38}(?:\.[0-9]{1,38})?")
+_THOUSANDS = re.compile(r"-?[1-9][0-9]{0,2}\.[0-9]{3}")
 
 
 @dataclass(frozen=True)
 class After:
-    """Rows with a larger number, or a later day, in a column."""
+    """Rows with a larger number, or a later day, in a column. Numbers are compared exactly; a day
+    is that which the cell says, in whatever time zone it was written."""
 
     column: str
-    value: float | str
+    value: Decimal | date
 
     def keeps(self, row: Mapping[str, object], where: Where) -> bool:
         """Return whether a row is one of these, by its own cell. Raises InputError that names the
         row for a cell that is no such number or day."""
         cell = plain_value(column_of(row, self.column, where), self.column, where)
-        if isinstance(self.value, str):
-            if (day := _DAY.match(str(cell))) is None:
+        if isinstance(self.value, date):
+            if (day := _day(str(cell))) is None:
                 raise InputError(
                     f"{where}: column '{self.column}' does not begin with a day as in data.after, "
                     "such as 2026-09-30"
                 )
-            return day[0] > self.value
+            return day > self.value
         if isinstance(cell, str) and _NUMBER.fullmatch(cell.strip()):
-            cell = float(cell)
-        if isinstance(cell, bool) or not isinstance(cell, int | float):
+            if _THOUSANDS.fullmatch(cell.strip()):
+                raise InputError(
+                    f"{where}: column '{self.column}' may have a sign between thousands, so that "
+                    "data.after cannot compare it; write numbers without one"
+                )
+            cell = Decimal(cell.strip())
+        if isinstance(cell, bool) or not isinstance(cell, int | float | Decimal):
             raise InputError(f"{where}: column '{self.column}' is no number as in data.after")
-        return cell > self.value
+        return Decimal(cell) > self.value
+
+
+def _day(text: str) -> date | None:
+    found = _DAY.fullmatch(text)
+    with suppress(ValueError):
+        return date.fromisoformat(found[1]) if found else None
+    return None
 
 
 @cache
@@ -46,11 +63,11 @@ def after(rule: str) -> After:
     """Read the rule. Raises ValueError that says what it has to be."""
     found = _RULE.fullmatch(rule)
     column, value = found.groups() if found else ("", "")
-    if _DAY.fullmatch(value):
-        return After(column, value)
+    if (day := _day(value)) is not None:
+        return After(column, day)
     if not _NUMBER.fullmatch(value):
         raise ValueError("not `COLUMN > VALUE` with a number or a day, as in `opened > 2026-09-30`")
-    return After(column, float(value))
+    return After(column, Decimal(value))
 
 
 def is_after(rule: str | None) -> str | None:

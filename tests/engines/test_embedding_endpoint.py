@@ -15,6 +15,7 @@ from dpray.engines.embedding_endpoint import PUBLIC_TEXTS, TEXTS_A_CALL, Embeddi
 from dpray.methods import registry as methods
 from dpray.methods.aug_pe import release
 from dpray.methods.config import parse_config
+from dpray.methods.dp_kps.algorithm import Sequences
 from dpray.types import InputError, Resumable
 from dpray.workers import shards
 from tests.engines.api_server import Server, running_server
@@ -48,8 +49,11 @@ def texts_sent(server: Server) -> list[str]:
 
 
 def test_vectors_keep_the_order_and_blank_texts_have_none(
-    server: Server, served: dict[str, object]
+    server: Server, served: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nobody's key goes along that is not the embedder's."""
+    for name, value in {"API_KEY": "sk-x", "ORG_ID": "me", "CUSTOM_HEADERS": "x-mine: 1"}.items():
+        monkeypatch.setenv(f"OPENAI_{name}", value)
     texts = [f"word{i} and {i}" for i in range(2 * TEXTS_A_CALL + 3)]
     texts[7] = " \n"
     found_ND = endpoint(served, served_name="of the endpoint").embed(texts)
@@ -57,10 +61,12 @@ def test_vectors_keep_the_order_and_blank_texts_have_none(
     expected_ND[7] = 0
     np.testing.assert_allclose(found_ND, expected_ND, atol=1e-6)
     assert found_ND.dtype == np.float32 and len(server.requests) == 3
+    assert server.headers["authorization"] == "Bearer none"
+    assert not {"openai-organization", "x-mine"} & server.headers.keys()
     assert server.most_in_flight <= 2 and " \n" not in texts_sent(server)
     path, body = server.requests[0]
     assert path == "/v1/embeddings" and body["model"] == "of the endpoint"
-    assert endpoint(served).embed([]).shape == (0, 0)
+    assert endpoint(served).embed([]).shape == endpoint(served).embed([" "])[:0].shape == (0, 64)
 
 
 ONE = {"index": 0, "embedding": [1.0, 0.0], "object": "x"}
@@ -87,8 +93,20 @@ def test_a_bad_answer_is_refused_before_the_charge_and_resumed_after_it(
     with pytest.raises(InputError, match=f"^embedder: .*{words}") as before:
         endpoint(served).check()
     with pytest.raises(Resumable, match=f"^embedder: .*{words}") as after:
-        endpoint(served).embed(["Marlowe"] * 3)
+        endpoint(served).embed([])
     assert "Marlowe" not in f"{before.value}{after.value}"
+
+
+def test_a_server_that_changes_its_model_costs_no_vote(
+    server: Server, served: dict[str, object]
+) -> None:
+    """Vectors of another length, or of other texts, end the run for now, before a mechanism."""
+    like_ND = BagOfWords("m").embed(PUBLIC_TEXTS)
+    assert endpoint(served).embed(["a word"], like_ND).shape == (1, 64)
+    for other in (lambda texts: np.ones((len(texts), 7)), lambda texts: np.eye(len(texts), 64)):
+        server.embed = other
+        with pytest.raises(Resumable, match="another vector"):
+            endpoint(served).embed(["a word"], like_ND)
 
 
 def test_a_busy_endpoint_is_asked_later(server: Server, served: dict[str, object]) -> None:
@@ -130,9 +148,8 @@ def test_aug_pe_sends_its_populations_and_no_record(
     report = methods.run(config, lambda progress: None, build=lambda section: Kept(engine))
     voted = [text for vote in seen[-1] for some in vote.population.values() for text in some]
     assert len(voted) >= 2 * 7
-    sent = texts_sent(server)
-    assert sent[: len(PUBLIC_TEXTS)] == [*PUBLIC_TEXTS]
-    assert sorted(sent[len(PUBLIC_TEXTS) :]) == sorted(text for text in voted if text.strip())
+    sent = [text for text in texts_sent(server) if text not in PUBLIC_TEXTS]
+    assert sorted(sent) == sorted(text for text in voted if text.strip())
     assert not any("Marlowe" in text for text in sent)
     assert report["public_inputs"]["embedder"].endswith(", at an endpoint")
     made = (Path(config.output.path) / "run.json").read_text()
@@ -155,9 +172,18 @@ def test_an_endpoint_with_another_model_costs_nothing(
     assert not [*tmp_path.glob("ledger.db*")], "a charge was written"
 
 
+def cut_off(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_dp_kps_sends_its_released_terms_and_no_record(
-    settings: Settings, server: Server, served: dict[str, object], tmp_path: Path
+    settings: Settings,
+    server: Server,
+    served: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """And goes on with no other model: sequences would be drawn at other places."""
     vocabulary = tmp_path / "words.txt"
     vocabulary.write_text("\n".join([*WORDS, "Marlowe"]))
     method = {
@@ -165,13 +191,20 @@ def test_dp_kps_sends_its_released_terms_and_no_record(
         "vocabulary_size": 5, "sequence_length": 2, "features": 16,
     }  # fmt: skip
     config = parse_config(settings(method=method, engine={"kind": "none"}, embedder=served))
+    draw, model = Sequences.draw, server.embed
+    monkeypatch.setattr(Sequences, "draw", cut_off)
+    with pytest.raises(Resumable):
+        methods.run(config, lambda progress: None)
+    server.embed = lambda texts: np.roll(BagOfWords("m").embed(texts), 1, axis=1)
+    with pytest.raises(Resumable, match=r"embedder\.model: .* another vector"):
+        methods.run(config, lambda progress: None)
+    server.embed = model
+    monkeypatch.setattr(Sequences, "draw", draw)
+    server.requests.clear()
     methods.run(config, lambda progress: None)
-    sent = texts_sent(server)
-    assert sent[: len(PUBLIC_TEXTS)] == [*PUBLIC_TEXTS]
+    sent = [text for text in texts_sent(server) if text not in PUBLIC_TEXTS]
     # The five terms that the noisy counts chose among the public ones.
-    assert set(sent[len(PUBLIC_TEXTS) :]) < {*WORDS, "Marlowe"} and len(sent) == 5 + len(
-        PUBLIC_TEXTS
-    )
+    assert set(sent) < {*WORDS, "Marlowe"} and len(sent) == 5
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.config.data import DataConfig
+from dpray.evaluation.files import read_labelled
 from dpray.io.after import after
-from dpray.io.formats import Where
+from dpray.io.columns import text_of
+from dpray.io.formats import AS_RECOGNISED, Where
 from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
+from dpray.runs.released import _rule_shown
 from dpray.types import Budget, BudgetRefused, InputError
 from dpray.workers.rows import data_pieces, record_rows
 from tests.workers.outcomes import lines
@@ -32,10 +36,15 @@ from tests.workers.outcomes import lines
         ("opened > 2026-09-30", datetime(2026, 10, 1, tzinfo=UTC), True),
         ("opened > 2026-09-30", date(2026, 9, 30), False), ("opened > 7", 8, True),
         ("opened > 7.5", " 7.5 ", False), ("opened > -1", "-0.5", True),
+        # Beyond 2^53 floating-point numbers skip whole ones.
+        ("id > 9007199254740992", "9007199254740993", True),
+        ("id > 9007199254740992", 9007199254740993, True),
+        ("id > 1790000000000000100", 1790000000000000100, False),
     ],
 )  # fmt: skip
 def test_a_row_is_kept_by_its_own_cell(rule: str, cell: object, kept: bool) -> None:
-    assert after(rule).keeps({"opened": cell}, Where("a.csv", 2)) is kept
+    column = rule.split(">")[0].strip()
+    assert after(rule).keeps({column: cell}, Where("a.csv", 2)) is kept
 
 
 @pytest.mark.parametrize(
@@ -43,6 +52,7 @@ def test_a_row_is_kept_by_its_own_cell(rule: str, cell: object, kept: bool) -> N
     [
         ("n > 2026-09-30", "01.10.2026"), ("n > 2026-09-30", ""), ("n > 2026-09-30", None),
         ("n > 2026-09-30", 20261001), ("n > 7", "seven"), ("n > 7", True), ("n > 7", None),
+        ("n > 7", "1.234"), ("n > 2026-09-30", "2026-13-01"), ("n > 2026-09-30", "2026-10-01junk"),
         ("n > 7", "9" * 10**6), ("n > 7", float("nan")), ("n > 7", ["8"]),
     ],
 )  # fmt: skip
@@ -52,7 +62,9 @@ def test_another_cell_is_an_error_that_names_the_row_alone(rule: str, cell: obje
     assert "seven" not in str(raised.value) and "999" not in str(raised.value)
 
 
-@pytest.mark.parametrize("rule", ["", "n", "n > ", "> 3", "n > seven", "n < 3", "n > 30.9.2026"])
+@pytest.mark.parametrize(
+    "rule", ["", "n", "n > ", "> 3", "n > seven", "n < 3", "n > 30.9.2026", "n > 2026-00-00"]
+)
 def test_a_rule_has_a_column_and_a_number_or_a_day(rule: str) -> None:
     with pytest.raises(ValueError, match="COLUMN > VALUE"):
         DataConfig(path="a.jsonl", public_size=9, after=rule)
@@ -123,3 +135,18 @@ def test_two_quarters_are_two_charges_of_one_budget(
         account = ledger.account("notes")
     assert account is not None and len(account.charges) == 2
     assert account.spent.epsilon == pytest.approx(first["epsilon"] + second["epsilon"])
+
+
+def test_an_evaluation_reads_the_rows_of_the_rule_only(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "label": "a", "id": n} for n in range(6)]
+    file = tmp_path / "real.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reader = partial(text_of, column="text")
+    read = read_labelled(str(file), "--real", reader, "label", AS_RECOGNISED, rule="id > 3")
+    assert [text for text, _ in read] == ["text 4", "text 5"]
+
+
+def test_a_release_shows_no_column_that_looks_like_a_value() -> None:
+    assert _rule_shown("opened > 2026-09-30") == "opened > 2026-09-30"
+    assert _rule_shown("Mrs Miller, 12 Main Street, called > 5") == "(a column) > 5"
+    assert _rule_shown(None) is None

@@ -38,6 +38,7 @@ HOSTILE = {
     "zero width": "x\u200b\ufeff",
     "one word": "x" * 150_000,
     "marks": "e" + "\u0300\u0316" * 50_000,
+    "double marks": "\u0f73" * 50_000,
     "many words": "word1 word2 " * 10_000,
 }
 

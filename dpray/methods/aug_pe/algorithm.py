@@ -281,7 +281,7 @@ class AugPeRun:
             lambda number, retry: self.request(calls[number], retry),
             len(calls),
             self.method.settings.max_retries,
-            lambda number, text: refused(text) or len(text.split()) < least,
+            lambda number, text: refused(text) or count_words(text) < least,
             lambda texts: self.progress(t, doing, texts),
         )
 

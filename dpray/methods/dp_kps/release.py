@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.config.config import Config, DataConfig
+from dpray.engines.embedding_endpoint import PUBLIC_TEXTS, same_model
 from dpray.engines.requests import Ask, Request, ask_until_accepted
 from dpray.io.languages import words_named
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE, Counts
@@ -25,6 +26,7 @@ from dpray.methods.dp_kps.algorithm import DensityPass, DpKps, Sequences, Sums
 from dpray.methods.dp_kps.plan import DpKpsPlan, load_embedder, public_terms
 from dpray.runs.privacy_report import MethodPart
 from dpray.runs.session import Release, Session
+from dpray.types import Resumable
 from dpray.workers.rows import Row
 from dpray.workers.shards import Shards
 
@@ -37,10 +39,10 @@ def release(session: DpKpsSession) -> Release:
     plan = session.plan
     embed = embedder(session)  # loaded first: a missing embedder ends the run before a pass begins
     terms = vocabulary(session)
-    vectors_ND = embed(terms)
+    vectors_ND, public_ND = embed(terms), embed(PUBLIC_TEXTS)
     # The file may have lost terms since they were published.
     method = replace(plan.method, public_terms=len(terms), dimension=vectors_ND.shape[1])
-    noisy = densities(session, method, terms, vectors_ND)
+    noisy = densities(session, method, terms, vectors_ND, public_ND)
 
     drawn = Sequences(method, vectors_ND, noisy)
     wanted = largest_remainder(plan.settings.records, plan.proportions)
@@ -83,21 +85,36 @@ def noisy_terms(
 
 
 def densities(
-    session: DpKpsSession, method: DpKps, terms: list[str], vectors_ND: Embeddings
+    session: DpKpsSession,
+    method: DpKps,
+    terms: list[str],
+    vectors_ND: Embeddings,
+    public_ND: Embeddings,
 ) -> dict[str, Sums]:
     """Return each class's noisy sums; measure them if they are not published. A class without
-    records has noisy sums, too."""
+    records has noisy sums, too. Raises Resumable if the embedder gives `PUBLIC_TEXTS` other vectors
+    than when they were measured: sequences would be drawn at other places."""
     if (found := session.published("density")) is None:
         session.show("densities")
         with session.shards(DensityShard, method, terms, vectors_ND) as shards:
-            found = session.publish_once("density", noisy_densities, method, shards)
+            found = session.publish_once("density", noisy_densities, method, shards, public_ND)
+    elif not same_model(public_ND, np.array(found["public_vectors"], np.float32)):
+        raise Resumable(
+            "embedder.model: gives a public text another vector than when the densities were "
+            "measured; use the model with which the run began"
+        )
     dtype = np.int64 if method.settings.estimator == "exact" else np.float64
     return {label: np.array(sums, dtype=dtype) for label, sums in found["sums"].items()}
 
 
-def noisy_densities(method: DpKps, shards: Shards[DensityShard]) -> dict[str, object]:
+def noisy_densities(
+    method: DpKps, shards: Shards[DensityShard], public_ND: Embeddings
+) -> dict[str, object]:
     noisy = {label: method.noisy_sums(sums) for label, sums in total_sums(shards).items()}
-    return {"sums": {label: sums.tolist() for label, sums in noisy.items()}}
+    return {
+        "sums": {label: sums.tolist() for label, sums in noisy.items()},
+        "public_vectors": public_ND.tolist(),
+    }
 
 
 class VocabularyShard:
@@ -159,7 +176,7 @@ def densities_in_words(data: DataConfig) -> str:
     )
 
 
-def embedder(session: DpKpsSession) -> Callable[[list[str]], Embeddings]:
+def embedder(session: DpKpsSession) -> Callable[[Sequence[str]], Embeddings]:
     """Return the embedder of the public terms. It returns zeros for the estimator `exact`, which
     uses no vectors."""
     if session.plan.settings.estimator == "exact":

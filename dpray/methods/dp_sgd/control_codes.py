@@ -121,8 +121,14 @@ def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
                 "method.control_combinations: have the label, whose shares data.label_proportions "
                 "has too; give them in one place"
             )
-        if wrong := set(settings.shares[data.label]) - set(data.label_names):
+        given = set(settings.shares[data.label])
+        if wrong := given - set(data.label_names):
             raise InputError(f"method.control_combinations: {min(wrong)} is not one of data.labels")
+        if missing := set(data.label_names) - given:
+            raise InputError(
+                f"method.control_combinations: no combination has the label {min(missing)}; give "
+                "one, or leave the label out of data.labels"
+            )
     others = set(names) - {data.label}
     for column in sorted(others ^ (set(settings.shares) - (joint & {data.label}))):
         if column == data.label:

@@ -215,6 +215,7 @@ def test_combinations_are_drawn_together(config: Callable[..., Config], records_
     ("changes", "message"),
     [
         ([{"share": 1.0, "values": {"label": "c"}}], "c is not one of data.labels"),
+        ([{"share": 1.0, "values": {"label": "a"}}], "no combination has the label b"),
         ([{"share": 0.5, "values": {"label": "a"}}], "their shares sum to 1"),
         ([{"share": -1, "values": {"label": "a"}}], "Input should be greater than or equal to 0"),
         ([{"share": 1.0, "values": {}}], "Dictionary should have at least 1 item"),
