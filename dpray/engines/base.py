@@ -237,8 +237,8 @@ class LockstepResult:
 
 
 Following = Callable[[LockstepResult], LockstepGroup | None]
-"""Takes a finished text, and returns the next text of the same rows if there is one. An engine
-calls it once for every text, before it yields the text."""
+"""Takes a finished text, and returns the next text of the same rows if there is one; its prompts
+may be others. An engine calls it once for every text, before it yields the text."""
 
 
 def nothing_follows(result: LockstepResult) -> None:

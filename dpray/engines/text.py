@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -405,13 +405,18 @@ LEAST_WHOLE = 0.25
 that of an abbreviation."""
 
 
+def sentence_ends(text: str) -> Iterator[int]:
+    """Yield where sentences and lines of a text end."""
+    return (found.end() for found in _SENTENCE_END.finditer(text))
+
+
 def whole_sentences(text: str) -> str:
     """Return a text that was cut up to the end of its last whole sentence or line.
 
     >>> whole_sentences("The card is here. It does not wo")
     'The card is here.'
     """
-    end = max((found.end() for found in _SENTENCE_END.finditer(text)), default=0)
+    end = max(sentence_ends(text), default=0)
     return text[:end] if end >= LEAST_WHOLE * len(text) else text
 
 

@@ -45,6 +45,9 @@ TEXTS_AT_ONCE = 1000
 MOST_FITS = 4
 """The most encodings that are proposed."""
 
+LEAST_SECTION = 256
+"""Sections are not proposed for a limit of fewer tokens: a longer prompt is the first remedy."""
+
 MOST_CUT = 0.05
 """If a limit cuts a larger share of the texts, another limit is proposed."""
 
@@ -236,6 +239,14 @@ class Tally:
         rest = limit.rest(self.codec)
         largest = self.codec.model_config.max_position_embeddings - rest
         whole = math.ceil(_length(self.tokens[limit.key], 1 - MOST_CUT) / ROUND) * ROUND
+        if limit.one_section and whole > 2 * limit.most >= 2 * LEAST_SECTION:
+            number, drawn = (
+                math.ceil(whole / limit.most),
+                getattr(self.plan.settings, "max_tokens", 0),
+            )
+            if self._room(limit) - (number - 1) * drawn >= LEAST_SECTION:
+                yield "method.sections", number
+                return
         if whole > largest:
             whole = largest if largest < ROUND else largest // ROUND * ROUND
         if whole > self._room(limit):

@@ -43,12 +43,13 @@ C = TypeVar("C")
 class TokenLimit:
     """The most tokens of a private text that a method reads; a longer text is cut. `key` sets it,
     and `tokens` counts a row's tokens by the model's tokenizer. The context may leave less: it also
-    has the tokens of `rest`."""
+    has the tokens of `rest`. `one_section` says that `method.sections`, which is 1, may be more."""
 
     key: str
     most: int
     rest: Callable[[TextCodec], int]
     tokens: Callable[[TextCodec, Row], int] = lambda codec, row: len(codec.ids(row["text"]))
+    one_section: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,16 @@ class PublicCalls:
     says_about: whether the prompts say `data.about` if it is given.
     rows: the number of prompts that the run decodes in lockstep; 0 if it makes calls like these.
     released: makes the text that is released of an answer.
+    sections: the number of answers to a request that are one text.
+    following: makes of a request's number, and of what is written, the request of the next section.
     """
 
     requests: Sequence[Request]
     says_about: bool = False
     rows: int = 0
     released: Callable[[str], str] = str.strip
+    sections: int = 1
+    following: Callable[[int, str], Request] | None = None
 
 
 @dataclass(frozen=True)

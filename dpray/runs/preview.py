@@ -60,6 +60,8 @@ def preview(
         with closing(plan.load_writer(build)) as engine:
             loaded = monotonic()
             answers = public_texts(engine, calls.requests, on_progress)
+            for _ in range(calls.sections - 1):
+                answers = with_sections(engine, calls, answers, on_progress)
             seconds = monotonic() - loaded
             forecast = forecast_of(plan, calls.rows, engine, answers, seconds, on_progress)
             known = known_bits(plan, engine, on_progress)
@@ -117,6 +119,23 @@ def public_texts(
     on_progress(Progress("texts", 0, len(requests)))
     prompts, samplings = zip(*((each.prompt, each.sampling) for each in requests), strict=True)
     return engine.generate(prompts, samplings, on_completion)
+
+
+def with_sections(
+    engine: Engine, calls: PublicCalls, before: Sequence[Completion], on_progress: OnProgress
+) -> list[Completion]:
+    """Return the answers with their next sections, a blank line between them."""
+    assert calls.following is not None
+    requests = [calls.following(number, each.text) for number, each in enumerate(before)]
+    return [
+        Completion(
+            "\n\n".join(filter(None, (one.text.strip(), other.text.strip()))),
+            one.prompt_tokens + other.prompt_tokens,
+            one.completion_tokens + other.completion_tokens,
+            "length" if "length" in (one.finish_reason, other.finish_reason) else "stop",
+        )
+        for one, other in zip(before, public_texts(engine, requests, on_progress), strict=True)
+    ]
 
 
 def forecast_of(

@@ -299,6 +299,24 @@ def test_texts_that_private_prediction_will_cut(job: Job) -> None:
     assert [each["key"] for each in found["proposals"]] == ["method.max_prompt_tokens"]
 
 
+def test_sections_are_proposed_for_long_texts(job: Job) -> None:
+    """As many as a text has prompts of the longest kind; with them fewer are cut."""
+    demo = Path(dpray.__file__).parent / "demo" / "model"
+    rows = [note("ab"), *(note("The patient fell. " * 300) for _ in range(9))]
+    keys = ("method.batch_size=20", f"engine.model={demo}", "method.max_tokens=64")
+    limits = ("method.max_prompt_tokens=300", "method.clip_bound=1")
+    config = dpray.load(*job(rows, *keys, *limits, method="private_prediction"))
+    found = dpray.check(config)
+    [proposal] = found["proposals"]
+    longest = found["limits"][0]["tokens"]["longest"]
+    assert proposal["key"] == "method.sections" and found["limits"][0]["cut"] == 9
+    assert proposal["value"] * 300 >= longest > (proposal["value"] - 2) * 300
+    more = (*keys, *limits, f"method.sections={proposal['value']}")
+    again = dpray.check(dpray.load(*job(rows, *more, method="private_prediction")))
+    assert again["limits"][0]["cut"] == 0
+    assert again["limits"][0]["tokens"]["longest"] < 300
+
+
 def test_the_longest_text_to_write_is_proposed_with_what_it_costs(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -179,6 +179,33 @@ def test_groups_of_different_sizes_side_by_side_with_their_next_texts(engine: En
         assert result.state["calls"] == len(result.token_ids)
 
 
+def test_the_next_text_may_have_other_prompts(engine: Engine) -> None:
+    """Those of a document's next section, which are in no cache."""
+    base, sizes = "the patient has a cough and a fever and a rash. ", {"a": 4, "b": 9, "c": 0}
+
+    def group(name: str, section: int) -> LockstepGroup:
+        made = make_group(engine, name, sizes[name], limit=3 + section, seed=section)
+        longer = engine.encode(Prompt("", base * (1 + 3 * section)))[:-1]
+        private = tuple((*longer, *prompt[-9:]) for prompt in made.private_prompts)
+        return replace(made, private_prompts=private, public_prompt=(*longer, *made.public_prompt))
+
+    found: dict[str, list[LockstepResult]] = {name: [] for name in sizes}
+
+    def following(result: LockstepResult) -> LockstepGroup | None:
+        results = found[result.group_id]
+        results.append(result)
+        return group(result.group_id, len(results)) if len(results) < 3 else None
+
+    list(engine.decode_lockstep((group(name, 0) for name in sizes), following))
+    for name, results in found.items():
+        for section, result in enumerate(results):
+            assert set(result.state["rows"]) == {sizes[name]}
+            again = decode(engine, group(name, section))[name]
+            first, other = (each.state["first_row"][:1] for each in (result, again))
+            assert first == pytest.approx(other, abs=1e-3)
+        assert len(results) == 3
+
+
 def test_the_same_text_again_from_the_cache(engine: Engine) -> None:
     results: list[LockstepResult] = []
     group = make_group(engine, "a", 9)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,7 +19,13 @@ from dpray.engines.base import Completion, Sampling
 from dpray.io.columns import cut_advice
 from dpray.methods.registry import make_plan
 from dpray.runs.forecast import rates_here
-from dpray.runs.preview import MOST_BITS, preview, spread_labels
+from dpray.runs.preview import (
+    MOST_BITS,
+    preview,
+    public_texts,
+    spread_labels,
+    with_sections,
+)
 from dpray.types import Progress, Prompt, no_progress
 
 DEMO = Path(dpray.__file__).parent / "demo" / "model"
@@ -102,6 +108,30 @@ def test_every_method_shows_its_public_prompts(tmp_path: Path, method: str) -> N
     assert not (tmp_path / "out").exists() and not (tmp_path / "none.db").exists()
 
 
+def test_a_document_of_several_sections_is_shown_whole(tmp_path: Path) -> None:
+    """Each section is asked for after the others."""
+    config = config_of(tmp_path, "private_prediction")
+    settings = config.method.model_copy(update={"sections": 3})
+    plan = make_plan(config.model_copy(update={"method": settings}))
+
+    class Numbered(Writer):
+        asked: ClassVar[list[str]] = []
+
+        def generate(self, prompts: Sequence[Prompt], *others: Any) -> list[Completion]:
+            self.answers = [(f" Part {len(self.asked)}", 5)]
+            self.asked.append(prompts[0].user)
+            return super().generate(prompts, *others)
+
+    writer = Numbered([])
+    calls = plan.public_calls(["1"])
+    answers = public_texts(writer, calls.requests, no_progress)  # type: ignore[arg-type]
+    for _ in range(2):
+        answers = with_sections(writer, calls, answers, no_progress)  # type: ignore[arg-type]
+    assert [each.text for each in answers] == ["Part 0\n\nPart 1\n\nPart 2"]
+    assert answers[0].completion_tokens == 15
+    assert [user.count("Part") for user in writer.asked] == [0, 1, 2]
+
+
 def test_advice_names_what_the_prompts_lack(tmp_path: Path) -> None:
     config = config_of(tmp_path, "aug_pe")
     writer = Writer([("Same.", 3), ("", 0)])
@@ -129,6 +159,10 @@ def test_the_packaged_model_previews_private_prediction(
     ]
     assert run_command(command) == 0
     assert "--floor" in capsys.readouterr().out
+    assert run_command([*command, "--json", "method.sections=3"]) == 0
+    longer = json.loads(capsys.readouterr().out)
+    assert longer["tokens_per_text"] > 2 * found["tokens_per_text"]
+    assert any("\n\n" in each["text"] for each in longer["texts"])
 
 
 def test_a_model_that_does_not_know_the_language_is_named(

@@ -278,8 +278,18 @@ class LockstepRun:
         exhausted = report["fate"] == "exhausted"
         result = self.model.result(entry.group, report["tokens"], exhausted, report["state"])
         if (following := self.following(result)) is not None:
-            self.ready.append(self._checked(following))
+            self._follow(entry.group, self._checked(following))
         return result
+
+    def _follow(self, before: LockstepGroup, entry: _Entry) -> None:
+        """Let a batch's next text go on: at once if its prompts are those of the text before it,
+        which are in the prefix cache, else as a group that begins."""
+        if entry.group.prompts == before.prompts:
+            self.ready.append(entry)
+        elif self._is_large(entry):
+            self.large.append(entry.group)
+        else:
+            self.cold.appendleft(entry)
 
     def _check(self, entry: _Entry, reports: list[dict[str, Any]]) -> None:
         report = agreed(reports)

@@ -47,8 +47,9 @@ def longest_frame(
 
     least = max(longest(label, ()) for label in labels)
     if least + max_tokens > context:
+        key = "method.sections times method.max_tokens" if template.written else "method.max_tokens"
         raise InputError(
-            f"method.max_tokens: {max_tokens} and the {least} tokens of "
+            f"{key}: {max_tokens} and the {least} tokens of "
             f"method.template's prompt are more than the context of the model, {context} tokens"
         )
     room = context - max_tokens
@@ -188,13 +189,14 @@ def affordable_batch_size(
     if codec is None:
         return sizes[0], None
     context = context_of(engine, codec)
-    longest = longest_frame(template, labels, codec, context, settings.max_tokens)
-    row_tokens = min(context, longest + settings.max_prompt_tokens + settings.max_tokens)
+    drawn = settings.document_tokens
+    longest = longest_frame(template, labels, codec, context, drawn)
+    row_tokens = min(context, longest + settings.max_prompt_tokens + drawn)
     for s in sizes:
         memory = batch_memory(engine, codec.model_config, row_tokens, usual_rows(s))
         if memory.parts(usual_rows(s)) == 1:
             break
-    left = text_room(template, labels, codec, context, settings.max_tokens)
+    left = text_room(template, labels, codec, context, drawn)
     return s, replace(memory, text_room=left)
 
 

@@ -8,7 +8,7 @@ a text, t the private tokens drawn for the batch so far. Lines 12 to 20, one tok
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -18,11 +18,20 @@ from dpray.engines.schema.schema import Form
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.mechanism import PrivateToken
 
+Prompts = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
+"""The token ids of private prompts, and of the public one."""
+
+PromptsAfter = Callable[[Sequence[LockstepResult]], Prompts]
+
 
 @dataclass(frozen=True)
 class Batch:
     """The token ids of a batch's private prompts (none if the batch is empty) and of its public
     prompt, and the secret `key` of its coins.
+
+    `following` makes the prompts of a later section from the sections of the document that are
+    written: one private prompt for each record of the batch, in the order of `private_prompts`,
+    and the public one.
 
     Claim: a batch with the same key and the same rows gives the same texts each time it is
     drawn. So a batch that was lost is drawn again at no cost, whatever private
@@ -33,6 +42,7 @@ class Batch:
     private_prompts: tuple[tuple[int, ...], ...] = field(repr=False)
     public_prompt: tuple[int, ...] = field(repr=False)
     key: str = field(repr=False)
+    following: PromptsAfter | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -66,7 +76,11 @@ class PrivatePrediction:
     (`dpray.mechanisms.batches.HashPartition`); `dpray.mechanisms.batches.PoissonBatches`
     says what secret batches cost. Lengths and numbers of texts are bounded by `max_tokens` and
     `examples_per_batch`.
-    Proof: docs/privacy.md, sections 2.6 and 2.8.
+
+    A document is `sections` texts in a row. r counts the private tokens of all sections, so the
+    cost is `dp_event` whatever their number is. `sections` is public: text number i of a batch is
+    section i mod `sections` of a document, and has one row of each record.
+    Proof: docs/privacy.md, sections 2.6, 2.8 and 2.11.
     """
 
     mechanism: PrivateToken
@@ -75,6 +89,7 @@ class PrivatePrediction:
     stop: tuple[str, ...] = ()
     longest_copy: int | None = None
     form: Form | None = None
+    sections: int = 1
 
     @property
     def dp_event(self) -> Event:
@@ -98,24 +113,35 @@ class PrivatePrediction:
         with closing(engine.decode_lockstep(groups, following)) as texts:
             for x in texts:
                 if not self.goes_on(states[x.group_id]):
-                    yield states.pop(x.group_id)
+                    state = states.pop(x.group_id)
+                    del state.X[len(state.X) - len(self.document(state)) :]
+                    yield state
+
+    def document(self, state: BatchState) -> list[LockstepResult]:
+        """Return the sections of the document that is not whole yet."""
+        return state.X[len(state.X) - len(state.X) % self.sections :]
 
     def goes_on(self, state: BatchState) -> bool:
         """Return the condition of line 6, and whether the batch may have another text."""
-        return state.t < self.mechanism.private_tokens and state.texts < self.examples_per_batch
+        texts = self.sections * self.examples_per_batch
+        return state.t < self.mechanism.private_tokens and state.texts < texts
 
     def next_text(self, state: BatchState) -> LockstepGroup:
         """Return the text to decode next, which the engine does by lines 7 to 20."""
+        S, written = state.S, self.document(state)
+        private, public = S.private_prompts, S.public_prompt
+        if written and S.following is not None:
+            private, public = S.following(written)
         others: dict[str, object] = {"t": state.t, "noisy_threshold": state.noisy_threshold}
         if self.longest_copy is not None:
-            others |= {"prompt": state.S.public_prompt, "longest_copy": self.longest_copy}
+            others |= {"prompt": public, "longest_copy": self.longest_copy}
         if self.form is not None:
             others["form"] = self.form.mask_arguments(self.max_tokens)
         return LockstepGroup(
-            group_id=state.S.batch_id,
-            private_prompts=state.S.private_prompts,
-            public_prompt=state.S.public_prompt,
-            selector=self.mechanism.selector(named_key(state.S.key, str(state.texts)), **others),
+            group_id=S.batch_id,
+            private_prompts=private,
+            public_prompt=public,
+            selector=self.mechanism.selector(named_key(S.key, str(state.texts)), **others),
             max_tokens=self.max_tokens,
             stop=self.stop if self.form is None else (),
         )

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from uuid import uuid4
 
-from dpray.engines.base import Engine, EngineError, failure_name
+from dpray.engines.base import Engine, EngineError, LockstepResult, failure_name
 from dpray.engines.schema.forms import forced_tokens
 from dpray.ledger.ledger import RunLedger
 from dpray.mechanisms.randomness import named_key
-from dpray.methods.private_prediction.algorithm import Batch, BatchState
+from dpray.methods.private_prediction.algorithm import Batch, BatchState, Prompts
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
-from dpray.methods.private_prediction.prompts import encode_private, shown_examples
+from dpray.methods.private_prediction.prompts import (
+    after_sections,
+    encode_private,
+    shown_examples,
+)
+from dpray.methods.private_prediction.sections import sections_of
 from dpray.types import LedgerError
 from dpray.workers.failures import is_own_failure
 from dpray.workers.gathering import Outcome, batch_texts
@@ -86,7 +91,7 @@ class BatchDecoder:
         self.plan, self.ledger, self.key, self.engine = plan, ledger, key, engine
         self._coins = coins
         self.worker_id = f"{attempt_id}.{uuid4().hex[:16]}"
-        self._room = engine.context_length - plan.method.max_tokens
+        self._room = engine.context_length - plan.settings.document_tokens
         try:
             if plan.form is not None:
                 forced_tokens(plan.form, plan.settings.max_tokens)  # refuses one that does not fit
@@ -136,21 +141,34 @@ class BatchDecoder:
                 yield self._encoded(batch_id, texts)
 
     def _encoded(self, batch_id: str, texts: list[str]) -> Batch:
-        """Put a batch's texts into prompts, and these into tokens."""
-        engine, most = self.engine, self.plan.settings.max_prompt_tokens
+        """Put a batch's texts into prompts, section by section, and these into tokens.
+
+        Claim: a section's prompts are one for each record of the batch, in the same order, a
+        function of that record, the label and what is written. Proof: docs/privacy.md, 2.11.
+        """
+        engine, settings, K = self.engine, self.plan.settings, self.plan.settings.sections
         label = self.plan.batches.label_of(batch_id)
         template = self.plan.template.of_batch(label, batch_id)
-        examples = shown_examples(engine, template, label, batch_id, self._room)
-        private = (
-            encode_private(
-                engine, template, engine.truncate(text, most), label, examples, self._room
-            )
+        whole = shown_examples(engine, template, label, batch_id, self._room)
+        sections = [
+            [engine.truncate(each, settings.max_prompt_tokens) for each in sections_of(text, K)]
             for text in texts
-        )
-        public = engine.encode(template.public_prompt(label, examples))
-        return Batch(
-            batch_id, tuple(private), public, named_key(self._coins, "draws", self.key, batch_id)
-        )
+        ]
+
+        def following(written: Sequence[LockstepResult]) -> Prompts:
+            number = len(written)
+            before = template.joined([(x.text, x.finish_reason == "length") for x in written])
+            examples = [sections_of(each, K)[number] for each in whole]
+            most = settings.document_tokens - settings.max_tokens
+            shown = after_sections(engine, template, label, examples, before, most)
+            private = (
+                encode_private(engine, shown, each[number], label, examples, self._room + most)
+                for each in sections
+            )
+            return tuple(private), engine.encode(shown.public_prompt(label, examples))
+
+        key = named_key(self._coins, "draws", self.key, batch_id)
+        return Batch(batch_id, *following(()), key, None if K == 1 else following)
 
     def _outcome(self, state: BatchState) -> Outcome:
         return {

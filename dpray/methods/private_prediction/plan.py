@@ -36,10 +36,12 @@ from dpray.methods.private_prediction.algorithm import PrivatePrediction
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.prompts import (
     PromptTemplate,
+    after_sections,
     check_shown,
     shown_examples,
     template_of,
 )
+from dpray.methods.private_prediction.sections import sections_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.forecast import Work
 from dpray.runs.plan import (
@@ -50,6 +52,7 @@ from dpray.runs.plan import (
     is_within_epsilon,
 )
 from dpray.types import InputError
+from dpray.workers.rows import Row
 
 MOST = 10_000_000
 """The most private tokens of a batch, and the most texts, that a plan looks for."""
@@ -59,7 +62,7 @@ RESTATED = {"threshold", "noise", "sure_probability"}
 
 SUMMARISED = {
     "batches", "public_gate", "sparse_vector", "max_tokens", "max_prompt_tokens", "longest_copy",
-    "schema",
+    "schema", "sections",
 }  # fmt: skip
 """These keys are in a plan's summary next to the mechanism's."""
 
@@ -124,6 +127,7 @@ class PrivatePredictionPlan(Plan):
             self.template.template.stop,
             settings.longest_copy,
             self.form,
+            settings.sections,
         )
 
     @property
@@ -159,8 +163,9 @@ class PrivatePredictionPlan(Plan):
 
     @property
     def private_tokens_of_a_text(self) -> int:
-        """Return the most private tokens of a text: those that its schema leaves a choice about."""
-        return min(self.free_tokens or self.settings.max_tokens, self.settings.max_tokens)
+        """Return the most private tokens of a text: those that its schema leaves a choice about,
+        or those of all its sections."""
+        return min(self.free_tokens or MOST, self.settings.document_tokens)
 
     @property
     def whole_texts(self) -> int:
@@ -201,7 +206,7 @@ class PrivatePredictionPlan(Plan):
         and neither engine reuses a record's prompt in another batch here: vLLM may, from its cache.
         """
         settings, engine = self.settings, self.config.engine
-        s, drawn, shared = settings.expected_batch_size, settings.max_tokens, 0
+        s, drawn, shared = settings.expected_batch_size, settings.document_tokens, 0
         count, labels, templates = token_counter(engine), self._decoded_labels, self.template
         shown = {label: templates.examples(label, "") for label in labels}
         public = max(count(templates.public_prompt(label, shown[label])) for label in labels)
@@ -222,7 +227,11 @@ class PrivatePredictionPlan(Plan):
                 for label in labels
             )
             shared -= shared % block
-        prefill = self.batches_decoded * (s * (row - shared) + shared + public)
+        prefills = self.batches_decoded
+        if settings.sections > 1:  # each has prompts of its own, with what is written
+            prefills = self.expected_texts * settings.sections
+            row += (drawn - settings.max_tokens) // 2
+        prefill = prefills * (s * (row - shared) + shared + public)
         if self.memory is not None and (held := self.memory.rows_at_once) < s + 1:
             # The others are computed again for every token.
             prefill += self.expected_texts * drawn * (s + 1 - held) * row
@@ -238,32 +247,46 @@ class PrivatePredictionPlan(Plan):
             stop=self.template.template.stop,
             schema=None if self.form is None else self.form.schema,
         )
-        requests = []
-        for number, label in enumerate(labels):
+
+        def request(number: int, before: str) -> Request:
+            label = labels[number]
             template = self.template.of_batch(label, str(number))
             shown: Sequence[str] = template.examples(label, str(number))
-            if codec is not None:
-                room = context_of(engine, codec) - settings.max_tokens
+            if codec is None:
+                template = template.after(before)
+            else:
+                room = context_of(engine, codec) - settings.document_tokens
                 shown = shown_examples(codec, template, label, str(number), room)
+                most = settings.document_tokens - settings.max_tokens
+                template = after_sections(codec, template, label, shown, before, most)
             prompt = template.public_prompt(label, shown)
-            requests.append(Request(f"preview-{number}", prompt, sampling))
+            return Request(f"preview-{number}", prompt, sampling)
+
         return PublicCalls(
-            requests,
+            [request(number, "") for number in range(len(labels))],
             self.template.template.shows("user", "about"),
             settings.expected_batch_size,
             partial(self.template.released, form=self.form),
+            settings.sections,
+            request,
         )
 
     # What every plan answers
 
     @property
     def reads(self) -> Reads:
-        limit = TokenLimit("method.max_prompt_tokens", self.settings.max_prompt_tokens, self._rest)
+        key, most = "method.max_prompt_tokens", self.settings.max_prompt_tokens
+        K, may_have_more = self.settings.sections, self.form is None and self.template.shows_before
+
+        def longest(codec: TextCodec, row: Row) -> int:
+            return max(len(codec.ids(each)) for each in sections_of(row["text"], K))
+
+        limit = TokenLimit(key, most, self._rest, longest, K == 1 and may_have_more)
         return Reads(self._labels(), (limit,))
 
     def _rest(self, codec: TextCodec) -> int:
         """Return the tokens of a row without its private text: of its prompt, and those drawn."""
-        context, drawn = context_of(self.config.engine, codec), self.settings.max_tokens
+        context, drawn = context_of(self.config.engine, codec), self.settings.document_tokens
         return context - text_room(self.template, self.proportions, codec, context, drawn)
 
     @property
@@ -281,7 +304,7 @@ class PrivatePredictionPlan(Plan):
         return self.settings.candidates != "all" or self.settings.public_gate is not None
 
     def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Any]:
-        row_tokens = self.settings.max_prompt_tokens + self.settings.max_tokens
+        row_tokens = self.settings.max_prompt_tokens + self.settings.document_tokens
         if self.memory is not None:
             row_tokens = self.memory.row_tokens
         group = (self.usual_rows, row_tokens)
@@ -294,7 +317,8 @@ class PrivatePredictionPlan(Plan):
             forced_tokens(self.form, self.settings.max_tokens)
         for label in self._decoded_labels:
             template = self.template.of_batch(label, "")
-            check_shown(engine, template, label, engine.context_length - self.settings.max_tokens)
+            room = engine.context_length - self.settings.document_tokens
+            check_shown(engine, template, label, room)
         self.row_variation(engine)
         measure_rates(engine, self.settings.expected_batch_size)
 
@@ -302,7 +326,7 @@ class PrivatePredictionPlan(Plan):
         """Return how far an engine's rows move each other, measured with public prompts
         (`dpray.engines.row_variation`). Raises InputError if that is too far for this mechanism."""
         mechanism, shares = self.method.mechanism, engine.shares_public_pass
-        drawn, most = self.method.max_tokens, self.settings.max_prompt_tokens
+        drawn, most = self.settings.document_tokens, self.settings.max_prompt_tokens
         longest = min(engine.context_length, self._longest_frame(engine) + most + drawn)
         moved = row_variation_once(engine, mechanism.batch_size, longest)
         share = mechanism.share_of_rounding(moved, shares)
@@ -311,7 +335,7 @@ class PrivatePredictionPlan(Plan):
         return moved
 
     def _longest_frame(self, engine: Engine) -> int:
-        context, drawn = engine.context_length, self.settings.max_tokens
+        context, drawn = engine.context_length, self.settings.document_tokens
         return longest_frame(self.template, self._decoded_labels, engine, context, drawn)
 
     @property
@@ -334,7 +358,7 @@ class PrivatePredictionPlan(Plan):
             "batches_decoded": self.batches_decoded,
             "batches_per_label": dict(self.batches.batches_per_label),
             "private_tokens": self.batches_decoded * mechanism.private_tokens,
-            "llm_calls": self.expected_texts * (mechanism.batch_size + 1),
+            "llm_calls": self.expected_texts * settings.sections * (mechanism.batch_size + 1),
             "memory": self.memory and self.memory.summary(self.usual_rows),
             "warnings": warnings(self),
         }
@@ -342,22 +366,25 @@ class PrivatePredictionPlan(Plan):
     def lines(self) -> dict[str, str]:
         batches, r, decoded = self.batches.num_batches, self.private_tokens, self.batches_decoded
         s, most = self.settings.expected_batch_size, self.settings.max_records
+        K = self.settings.sections
         part = "" if decoded == batches else f"{decoded} of them decoded (more if some give none); "
         records = f"at most {self.expected_records}"
         if self.disjoint and self.expected_records != most:
             limit = "" if most is None else f"; at most {most}"
             records = (
                 f"about {self.expected_records}, more if they are shorter than "
-                f"{self.settings.max_tokens} tokens{limit}"
+                f"{self.settings.document_tokens} tokens{limit}"
             )
         lines = {
             "batches": f"{batches}, {self.settings.batches}; {part}{s} records expected in each",
             "private tokens": f"{r} a batch, {decoded * r} in all",
             "records": records,
-            "prompts decoded": f"about {self.expected_texts * (s + 1)}",
+            "prompts decoded": f"about {self.expected_texts * K * (s + 1)}",
             "texts read": "up to {} tokens of each ({})".format(*self.text_tokens),
             "model": f"{self.config.engine.model}, in {self.config.engine.dtype}",
         }
+        if K > 1:
+            lines["sections"] = f"{K} of a text, of up to {self.settings.max_tokens} tokens each"
         if self.form is not None:
             least = f"; it forces at least {self.forced_tokens} tokens of a text, which are free"
             lines["schema"] = self.form.schema.title + (least if self.forced_tokens else "")
@@ -400,8 +427,8 @@ def warnings(plan: PrivatePredictionPlan) -> list[str]:
         found += plan.memory.warnings(plan.usual_rows)
     if plan.whole_texts < (wanted := settings.max_records or 1):
         asked = f"max_records: of {wanted} texts" if settings.max_records else "max_tokens:"
-        why = f"epsilon pays for {plan.whole_texts} of {settings.max_tokens} tokens"
-        if plan.disjoint and plan.private_tokens < settings.max_tokens:
+        why = f"epsilon pays for {plan.whole_texts} of {settings.document_tokens} tokens"
+        if plan.disjoint and plan.private_tokens < settings.document_tokens:
             why += f", and a batch may end before its first text, after {plan.private_tokens}"
         found.append(f"method.{asked} {why}; {one_key(plan, wanted)}")
     return found
@@ -517,7 +544,8 @@ def _affordable(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
             return replace(base, private_tokens=settings.private_tokens)
         most = MOST
         if settings.max_records is not None:
-            most = settings.texts_of_a_batch(most, base.batches.num_batches) * settings.max_tokens
+            texts = settings.texts_of_a_batch(most, base.batches.num_batches)
+            most = texts * settings.document_tokens
         what = "one private token"
         return largest_affordable(lambda r: replace(base, private_tokens=r), most, what)
     # The schema's own tokens are not drawn from private rows.

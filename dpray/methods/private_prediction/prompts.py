@@ -19,12 +19,14 @@ from dpray.types import InputError, Prompt
 
 PACKAGE = "dpray.methods.private_prediction"
 
+STAND_IN = "-"
+
 PUBLIC_TEXTS = ("", "the weather", "a bridge")
 
 TEXTS = {
-    "user": TextKey(("text", "label", "examples", "terms"), needed=("text",)),
+    "user": TextKey(("text", "label", "examples", "terms", "before"), needed=("text",)),
     "placeholder": TextKey(("label", "terms")),
-    "public": TextKey(("label", "examples", "terms")),
+    "public": TextKey(("label", "examples", "terms", "before")),
     "prefix": TextKey(("label", "terms")),
     "example": TextKey(("example", "label"), needed=("example",), default="{example}\n\n"),
     "output": TextKey(("completion",), needed=("completion",), default="{completion}"),
@@ -33,12 +35,14 @@ TEXTS = {
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """A template, with the public texts and the released terms that its prompts show."""
+    """A template, with the public texts and the released terms that its prompts show. `written` is
+    what there is of a document; in a plan of several sections `STAND_IN` stands for it."""
 
     template: Template
     few_shot: FewShot = field(default_factory=FewShot, compare=False)
     sequences: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict, compare=False)
     terms: str = field(default="", compare=False)
+    written: str = field(default="", compare=False)
 
     def of_batch(self, label: str, batch: str) -> PromptTemplate:
         """Return the template of a batch, with one of its label's `sequences` as `terms`, the same
@@ -54,6 +58,20 @@ class PromptTemplate:
         if sequences:
             self.template.check_terms(*_requests(self.template))
         return replace(self, sequences=sequences)
+
+    def after(self, written: str) -> PromptTemplate:
+        """Return the template of the section that comes after what is `written`."""
+        return replace(self, written=written)
+
+    @property
+    def shows_before(self) -> bool:
+        """Return whether the requests show the sections that are written."""
+        return all(self.template.shows(key, "before") for key in _requests(self.template))
+
+    def joined(self, sections: Sequence[tuple[str, bool]]) -> str:
+        """Return a document of completions, each with whether `max_tokens` cut it."""
+        whole = (whole_sentences(text) if is_cut else text for text, is_cut in sections)
+        return "\n\n".join(filter(None, map(str.strip, whole)))
 
     def examples(self, label: str, batch: str) -> list[str]:
         """Draw the public texts that the prompts of a batch show, the same every time for the same
@@ -93,7 +111,8 @@ class PromptTemplate:
     def _prompt(self, key: str, label: str, examples: Sequence[str], **text: str) -> Prompt:
         render = self.template.render
         shown = "".join(render("example", example=each, label=label) for each in examples)
-        user = render(key, label=label, examples=shown, terms=self.terms, **text)
+        values = {"terms": self.terms, "before": self.written}
+        user = render(key, label=label, examples=shown, **values, **text)
         return Prompt(user, render("prefix", label=label, terms=self.terms))
 
 
@@ -108,6 +127,13 @@ def template_of(config: Config, settings: PrivatePredictionSettings) -> PromptTe
     few_shot = read_few_shot(settings.few_shot, settings.few_shot_examples, config.data.path)
     check_public(settings.template, "method.template", config.data.path)
     template = load_template(settings.template, few_shot, config.data.about_texts)
+    if settings.sections > 1:
+        if not template.shows_before:
+            what = "has no {before}, which shows the sections that are written"
+            raise template.template.fault(
+                f"{what}; add it, or set method.sections to 1", *_requests(template.template)[-1:]
+            )
+        template = template.after(STAND_IN)
     return template.showing(read_terms(settings.terms, config.data.label_names, config.data.path))
 
 
@@ -156,6 +182,31 @@ def encode_private(
                 "of method.max_tokens"
             )
         most -= min(most, max(len(tokens) - room, 8))
+
+
+def after_sections(
+    engine: Engine | TextCodec,
+    template: PromptTemplate,
+    label: str,
+    examples: Sequence[str],
+    before: str,
+    most: int,
+) -> PromptTemplate:
+    """Return the template that shows what is written of a document, its end left out if that
+    takes more than `most` tokens of a prompt: a rule on public words."""
+    if not before:
+        return template.after("")
+
+    def longest(shown: PromptTemplate) -> int:
+        public = engine.encode(shown.public_prompt(label, examples))
+        return max(len(frame(engine, shown, label, examples)), len(public))
+
+    room, left = longest(template.after(STAND_IN)) + most, most
+    while True:
+        shown = template.after(before := engine.truncate(before, left))
+        if not before or (beyond := longest(shown) - room) <= 0:
+            return shown
+        left = max(left - beyond, 0)
 
 
 def check_shown(engine: Engine, template: PromptTemplate, label: str, room: int) -> None:

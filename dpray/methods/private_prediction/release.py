@@ -212,17 +212,25 @@ def external_sort(placed: Iterable[tuple[int, dict[str, object]]]) -> Iterator[d
 
 
 def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[str, object]]:
-    """Yield a batch's records, in the order they were drawn; an empty text is no record."""
+    """Yield a batch's records, in the order they were drawn; an empty text is no record. Each is
+    made of all sections of a document, and ends by its length if one of them does."""
     label = plan.batches.label_of(outcome["batch"])
-    for completion, finish_reason, tokens in outcome["examples"]:
-        is_cut = finish_reason == "length"
-        if text := plan.template.released(completion, plan.form, is_cut=is_cut):
+    examples, K = outcome["examples"], plan.settings.sections
+    for start in range(0, len(examples), K):
+        completions, reasons, tokens = zip(*examples[start : start + K], strict=True)
+        cut = [reason == "length" for reason in reasons]
+        if K == 1:
+            text = plan.template.released(completions[0], plan.form, is_cut=cut[0])
+        else:
+            sections = zip(completions, cut, strict=True)
+            text = plan.template.released(plan.template.joined([*sections]))
+        if text:
             yield {
                 "text": text,
                 "label": plan.config.data.released_label(label),
                 "batch": outcome["batch"],
-                "finish_reason": finish_reason,
-                "tokens": tokens,
+                "finish_reason": "length" if any(cut) else reasons[-1],
+                "tokens": sum(tokens),
             }
 
 
@@ -248,7 +256,7 @@ class Totals:
     def add(self, plan: PrivatePredictionPlan, outcome: Outcome) -> None:
         self.batches += 1
         self.records[outcome["batch"]] = sum(1 for _ in records_of(plan, outcome))
-        self.examples += len(outcome["examples"])
+        self.examples += len(outcome["examples"]) // plan.settings.sections
         self.tokens += outcome["tokens"]
         self.private_tokens += outcome["private_tokens"]
         self.row_variation = max(outcome["row_variation"], self.row_variation or 0.0)
@@ -270,7 +278,7 @@ def report(session: BatchSession, decoded: Totals) -> MethodPart:
     return MethodPart(
         batches=batch_counts(session, decoded),
         tokens=Tokens(total=decoded.tokens, private=decoded.private_tokens),
-        llm_calls=decoded.examples * (settings.expected_batch_size + 1),
+        llm_calls=decoded.examples * settings.sections * (settings.expected_batch_size + 1),
         sampling={
             "batches": f"{DISJOINT if plan.disjoint else POISSON}; expected size "
             f"{settings.expected_batch_size}",

@@ -90,6 +90,14 @@ class PrivatePredictionSettings(TextSettings):
         description="a private text is cut to this many tokens before it is put into its prompt: "
         "the memory of a batch is then a public number",
     )
+    sections: int = Field(
+        1,
+        ge=1,
+        le=100,
+        description="the sections of a document: a private text is cut into as many, and each "
+        "section of a synthetic one is written after the others from that section of the batch's "
+        "records, max_tokens long at most; all are paid for",
+    )
     max_records: Count | None = Field(
         None,
         description="the most records. Disjoint batches share it equally, and decoding stops when "
@@ -128,7 +136,14 @@ class PrivatePredictionSettings(TextSettings):
     def _consistent(self) -> PrivatePredictionSettings:
         if self.longest_copy is not None and self.candidates == "all":
             raise ValueError("longest_copy: is for candidates top_k and top_k_plus")
+        if self.sections > 1 and self.schema is not None:
+            raise ValueError("sections: a text with method.schema has one section")
         return self
+
+    @property
+    def document_tokens(self) -> int:
+        """Return the most tokens of a text with all its sections."""
+        return self.sections * self.max_tokens
 
     @property
     def expected_batch_size(self) -> int:
@@ -143,8 +158,8 @@ class PrivatePredictionSettings(TextSettings):
             return math.ceil(self.max_records / batches)
         # Without public tokens a text has at least one private one; public ones have to end, too.
         if self.sparse_vector is None and self.public_gate is None and self.schema is None:
-            return private_tokens
-        return math.ceil(10 * private_tokens / self.max_tokens)
+            return max(1, private_tokens // self.sections)
+        return math.ceil(10 * private_tokens / self.document_tokens)
 
     def wrong_batches(self, batches: str, measured_labels: bool) -> str:
         """Return why batches of this kind cannot have these settings, or "" if they can."""

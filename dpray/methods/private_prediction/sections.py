@@ -1,0 +1,81 @@
+"""A long text is read by sections, by a public rule on the text itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dpray.engines.text import sentence_ends
+
+LONGEST_HEADING = 60
+
+
+def sections_of(text: str, number: int) -> list[str]:
+    """Cut a text into `number` sections of about the same length, in order.
+
+    A section begins at a heading; if there are fewer headings than sections, after a blank line;
+    else at a sentence. A text with fewer sentences than sections repeats its last section.
+
+    Claim: this is a total function of the text and a public number, so a record has one row in
+    every section, whatever it and the others look like. Proof: docs/privacy.md, section 2.11.
+
+    >>> sections_of("Fell. Hit the left arm.\\nNo pain.", 2)
+    ['Fell. Hit the left arm.', 'No pain.']
+    """
+    if number == 1:
+        return [text]
+    rules = (_headings, _paragraphs, sentence_ends)
+    starts = next(
+        (found for rule in rules if len(found := _places(text, rule(text))) >= number), []
+    )
+    starts = starts or _places(text, sentence_ends(text))
+    begins = _balanced(starts, len(text), number)
+    ends = [*begins[1:], len(text)]
+    sections = [text[a:b].strip() for a, b in zip(begins, ends, strict=True)]
+    return sections + sections[-1:] * (number - len(sections))
+
+
+def _places(text: str, found: Iterator[int]) -> list[int]:
+    """Return where pieces begin: at the text's start, and wherever words are on both sides."""
+    first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+    return [0, *(place for place in found if first < place < last)]
+
+
+def _balanced(starts: list[int], length: int, number: int) -> list[int]:
+    """Return the starts of at most `number` runs of pieces. A run ends at the piece whose middle
+    is beyond its even share; every run has a piece."""
+    begins, ends = [0], [*starts[1:], length]
+    for i in range(1, len(starts)):
+        left, share = number - len(begins), length * len(begins) / number
+        must = len(starts) - i <= left
+        if left and (must or (starts[i] + ends[i]) / 2 > share):
+            begins.append(starts[i])
+    return begins
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    place = 0
+    for line in text.splitlines(keepends=True):
+        yield place, line.strip()
+        place += len(line)
+
+
+def _headings(text: str) -> Iterator[int]:
+    """Yield where a line begins that is a heading: it begins with `#`, ends with a colon, or is, up
+    to a colon, in capitals. Words before the first one belong to it."""
+    found = (place for place, line in _lines(text) if _is_heading(line))
+    next(found, None)
+    yield from found
+
+
+def _is_heading(line: str) -> bool:
+    title, colon, rest = line.partition(":")
+    is_short = 2 < len(title) <= LONGEST_HEADING
+    return line.startswith("#") or (is_short and (title.isupper() or bool(colon and not rest)))
+
+
+def _paragraphs(text: str) -> Iterator[int]:
+    after_blank = False
+    for place, line in _lines(text):
+        if line and after_blank:
+            yield place
+        after_blank = not line
