@@ -126,7 +126,7 @@ def draw() -> None:
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel("records of a label pair, n")
+        axes.set_xlabel("records of two labels, n")
         axes.set_title("texts that epsilon 1 pays for", fontsize=9)
         axes.grid(axis="y", color=MUTED, alpha=0.2)
         figure.legend(loc="outside right upper", frameon=False)

@@ -29,6 +29,7 @@ import peers_table
 import peers_texts
 import regret
 import sizes_picture
+import sparse_vector
 import typer
 from figures import SAMPLES
 from runs import HERE
@@ -82,6 +83,7 @@ RESULTS: Sections = {
     "More texts": many_texts.section,
     "DP-KPS at the paper's size": kps_over_n.section,
     "Algorithm 1 as printed": algorithm_1.section,
+    "The sparse vector": sparse_vector.section,
     "Aug-PE, one key at a time": aug_pe_ablations.section,
     "With public texts of the kind": four_methods_picture.section,
     "A smaller model": None,

@@ -88,6 +88,37 @@ def measure(name: str, number: int) -> None:
     print(name, number, found, flush=True)
 
 
+def section() -> list[str]:
+    """Return the section of the page, of the runs that were made."""
+    lines = [
+        "## The sparse vector, on records of films",
+        "",
+        f"`python experiments/sparse_vector.py`: {TEXTS} texts a run of SmolLM2-135M, batches of "
+        f"{BATCH}, dclip with c {CLIP:g}, sigma {NOISE:g}; epsilon {EPSILON:g} pays for whole texts "
+        "of so small batches, and the rows differ in theta alone. Public tokens are drawn at "
+        f"temperature {PUBLIC_TEMPERATURE:g}, as in the paper. One figure a run; a text that has "
+        "the share of private tokens in the second column costs that part of a text without the "
+        "sparse vector, so that as many times the texts come from as many private tokens.",
+        "",
+        "| theta | private tokens | parse | fit the schema | texts for one without |",
+        "|---|---|---|---|---|",
+    ]
+    for name, way in WAYS.items():
+        files = [kept(name, number) for number in range(RUNS_OF_EACH)]
+        runs = [json.loads(file.read_text()) for file in files if file.exists()]
+        if not runs:
+            continue
+        shares = [run["tokens"]["private"] / run["tokens"]["total"] for run in runs]
+        more = ", ".join("any number" if share == 0 else f"{1 / share:.0f}" for share in shares)
+        cells = [
+            ", ".join(f"{share:.0%}" for share in shares),
+            *(", ".join(f"{run[key]:.2f}" for run in runs) for key in ("parses", "validates")),
+            more,
+        ]
+        lines.append(f"| {way.title} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def main(names: list[str]) -> None:
     wanted = [(name, number) for number in range(RUNS_OF_EACH) for name in WAYS]
     for name, number in wanted:
