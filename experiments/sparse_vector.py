@@ -94,8 +94,8 @@ def section() -> list[str]:
         "## The sparse vector, on records of films",
         "",
         f"`python experiments/sparse_vector.py`: {TEXTS} texts a run of SmolLM2-135M, batches of "
-        f"{BATCH}, dclip with c {CLIP:g}, sigma {NOISE:g}; epsilon {EPSILON:g} pays for whole texts "
-        "of so small batches, and the rows differ in theta alone. Public tokens are drawn at "
+        f"{BATCH}, dclip with c {CLIP:g}, sigma {NOISE:g}; epsilon {EPSILON:g} pays for whole "
+        "texts of so small batches, and the rows differ in theta alone. Public tokens are drawn at "
         f"temperature {PUBLIC_TEMPERATURE:g}, as in the paper. One figure a run; a text that has "
         "the share of private tokens in the second column costs that part of a text without the "
         "sparse vector, so that as many times the texts come from as many private tokens.",
