@@ -322,7 +322,7 @@ class EmbedderConfig(Endpoint):
         "texts never go there, so that votes and topics need the same model's files as well",
     )
     model: str = Field(DEFAULT_EMBEDDER, description="a folder, or a name on its hub")
-    max_in_flight: Count = Field(8, description="concurrent requests to that endpoint, of 64 texts")
+    max_in_flight: Count = Field(8, description="concurrent requests to that endpoint, of 16 texts")
     served_name: str | None = Field(
         None, description="the model's name at that endpoint; null: that of embedder.model"
     )

@@ -16,7 +16,8 @@ from dpray.types import InputError, Resumable
 
 Embeddings = npt.NDArray[np.float32]
 
-TEXTS_A_CALL = 64
+TEXTS_A_CALL = 13
+"""Few: a server may give each caller a small part of its room, as `dpray serve` does."""
 
 SAME_MODEL = 0.99
 """The least cosine of the endpoint's vector and the local one of a public text. Between float32 on
@@ -49,42 +50,30 @@ class EmbeddingEndpoint:
         continues when it is called again. No message quotes a text, but for a code of one word that
         the endpoint gives its error."""
         try:
-            vectors_ND = self._embedded([*PUBLIC_TEXTS, *texts])
+            vectors_ND = self._embedded(texts, like_ND)
         except EngineError as error:
             raise Resumable(f"embedder: {error}") from None
-        number = len(PUBLIC_TEXTS)
-        if like_ND is not None and not same_model(vectors_ND[:number], like_ND):
-            raise Resumable(self._other)
-        return vectors_ND[number:]
+        return vectors_ND
 
     def check(self, local_ND: Embeddings | None = None) -> None:
         """Call the endpoint once before the charge; compare it with the local model's vectors of
         `PUBLIC_TEXTS`, whose model embeds the private texts. Raises InputError for an endpoint that
         cannot be used or serves another model, Resumable for what may pass."""
         try:
-            found_ND = self._embedded(PUBLIC_TEXTS)
+            self._embedded([], local_ND)
         except EndpointBusy as error:
             raise Resumable(f"embedder: {error}; try again later") from None
         except EngineError as error:
             raise InputError(f"embedder: {error}") from None
-        if local_ND is not None and not same_model(found_ND, local_ND):
-            raise InputError(self._other)
 
-    @property
-    def _other(self) -> str:
-        return (
-            "embedder.base_url: the endpoint gives a public text another vector than "
-            f"embedder.model {self._config.model}, with which the run began; serve that model, or "
-            "name it in embedder.served_name"
-        )
-
-    def _embedded(self, texts: Sequence[str]) -> Embeddings:
+    def _embedded(self, texts: Sequence[str], like_ND: Embeddings | None) -> Embeddings:
+        """Every call asks for `PUBLIC_TEXTS` too: servers behind one address may differ."""
         # Late: the client takes half a second to import, and few runs call an endpoint.
         from dpray.engines.endpoint import client_of, endpoint_errors
 
         def ask(part: list[int]) -> Embeddings:
             with endpoint_errors(self._name, "embedder"):
-                return self._ask(client, [texts[i] for i in part])
+                return self._ask(client, [*PUBLIC_TEXTS, *(texts[i] for i in part)])
 
         vectors_ND: Embeddings | None = None
         worded = [i for i, text in enumerate(texts) if text.strip()]
@@ -95,13 +84,20 @@ class EmbeddingEndpoint:
             client_of(self._config, as_environment_says=False) as client,
             ThreadPoolExecutor(self._config.max_in_flight) as pool,
         ):
-            for part, found_BD in zip(parts, pool.map(ask, parts), strict=True):
+            for part, found_BD in zip(parts or [[]], pool.map(ask, parts or [[]]), strict=True):
+                public_ND = found_BD[: len(PUBLIC_TEXTS)]
+                like_ND = public_ND if like_ND is None else like_ND
+                if not same_model(public_ND, like_ND):
+                    raise EngineError(
+                        f"{self._name}: the endpoint gives a public text another vector than "
+                        f"embedder.model {self._config.model} does here, or than it gave before; "
+                        "serve that model"
+                    )
                 if vectors_ND is None:
                     vectors_ND = np.zeros((len(texts), found_BD.shape[1]), np.float32)
-                if found_BD.shape[1] != vectors_ND.shape[1]:
-                    raise self._odd("vectors of several lengths")
-                vectors_ND[part] = found_BD
-        return np.zeros((len(texts), 0), np.float32) if vectors_ND is None else vectors_ND
+                vectors_ND[part] = found_BD[len(PUBLIC_TEXTS) :]
+        assert vectors_ND is not None
+        return vectors_ND
 
     def _ask(self, client: Any, texts: list[str]) -> Embeddings:
         answer: Any = client.embeddings.create(

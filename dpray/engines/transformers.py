@@ -47,7 +47,9 @@ from dpray.engines.text import TextCodec, readable_tokens
 from dpray.engines.weights import load_whole
 from dpray.types import InputError
 
-PROMPTS_KEPT = 64
+TOKENS_KEPT = 8192
+"""The most tokens of prompts whose prefills `PublicPass` keeps. A document's later sections have
+prompts that never come again."""
 
 TokenIds = tuple[tuple[int, ...], ...]
 """It has the token ids of several prompts."""
@@ -161,7 +163,7 @@ class PublicPass:
     def start(self, prompt: tuple[int, ...]) -> Rows:
         """Return the prompt's row, a copy of a prefill that is kept for the next text."""
         if prompt not in self._prompts:
-            if len(self._prompts) == PROMPTS_KEPT:
+            while self._prompts and sum(map(len, self._prompts)) + len(prompt) > TOKENS_KEPT:
                 del self._prompts[next(iter(self._prompts))]
             self._prompts[prompt] = prefill(self._model, [prompt], self._device)
         return copy.deepcopy(self._prompts[prompt])

@@ -239,9 +239,11 @@ class Tally:
         rest = limit.rest(self.codec)
         largest = self.codec.model_config.max_position_embeddings - rest
         whole = math.ceil(_length(self.tokens[limit.key], 1 - MOST_CUT) / ROUND) * ROUND
-        if limit.one_section and whole > 2 * limit.most >= 2 * LEAST_SECTION:
+        # Longer prompts cost time, and sections epsilon: they are for texts that no prompt holds.
+        fits = whole <= min(largest, self._room(limit))
+        if limit.one_section and not fits and whole > 2 * limit.most >= 2 * LEAST_SECTION:
             number, drawn = (
-                math.ceil(whole / limit.most),
+                min(math.ceil(whole / limit.most), 100),
                 getattr(self.plan.settings, "max_tokens", 0),
             )
             if self._room(limit) - (number - 1) * drawn >= LEAST_SECTION:

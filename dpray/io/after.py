@@ -15,7 +15,7 @@ from dpray.io.formats import Where
 from dpray.types import InputError
 
 _RULE = re.compile(r"\s*(\S(?:.*?\S)?)\s*>\s*(\S+)\s*")
-_DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ].*)?", re.DOTALL)
+_DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _NUMBER = re.compile(r"-?[0-9]{1,38}(?:\.[0-9]{1,38})?")
 _THOUSANDS = re.compile(r"-?[1-9][0-9]{0,2}\.[0-9]{3}")
 
@@ -33,7 +33,9 @@ class After:
         row for a cell that is no such number or day."""
         cell = plain_value(column_of(row, self.column, where), self.column, where)
         if isinstance(self.value, date):
-            if (day := _day(str(cell))) is None:
+            written = str(cell)
+            day = _day(written[:10]) if written[10:11] in ("", "T", " ") else None
+            if day is None:
                 raise InputError(
                     f"{where}: column '{self.column}' does not begin with a day as in data.after, "
                     "such as 2026-09-30"
@@ -46,15 +48,16 @@ class After:
                     "data.after cannot compare it; write numbers without one"
                 )
             cell = Decimal(cell.strip())
-        if isinstance(cell, bool) or not isinstance(cell, int | float | Decimal):
+        if isinstance(cell, float):
+            cell = Decimal(repr(cell))  # the number that the file says, not its nearest binary one
+        if isinstance(cell, bool) or not isinstance(cell, int | Decimal):
             raise InputError(f"{where}: column '{self.column}' is no number as in data.after")
         return Decimal(cell) > self.value
 
 
 def _day(text: str) -> date | None:
-    found = _DAY.fullmatch(text)
     with suppress(ValueError):
-        return date.fromisoformat(found[1]) if found else None
+        return date.fromisoformat(text) if _DAY.fullmatch(text) else None
     return None
 
 

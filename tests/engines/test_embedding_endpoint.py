@@ -118,7 +118,7 @@ def test_a_busy_endpoint_is_asked_later(server: Server, served: dict[str, object
 
 def test_vectors_of_several_lengths_are_refused(server: Server, served: dict[str, object]) -> None:
     server.embed = lambda texts: np.ones((len(texts), len(texts)))
-    with pytest.raises(Resumable, match="several lengths"):
+    with pytest.raises(Resumable, match="another vector"):
         endpoint(served).embed(["a word"] * (TEXTS_A_CALL + 1))
 
 

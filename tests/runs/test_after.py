@@ -36,6 +36,7 @@ from tests.workers.outcomes import lines
         ("opened > 2026-09-30", datetime(2026, 10, 1, tzinfo=UTC), True),
         ("opened > 2026-09-30", date(2026, 9, 30), False), ("opened > 7", 8, True),
         ("opened > 7.5", " 7.5 ", False), ("opened > -1", "-0.5", True),
+        ("t > 0.1", 0.1, False), ("t > 0.1", 0.11, True),
         # Beyond 2^53 floating-point numbers skip whole ones.
         ("id > 9007199254740992", "9007199254740993", True),
         ("id > 9007199254740992", 9007199254740993, True),
@@ -63,7 +64,18 @@ def test_another_cell_is_an_error_that_names_the_row_alone(rule: str, cell: obje
 
 
 @pytest.mark.parametrize(
-    "rule", ["", "n", "n > ", "> 3", "n > seven", "n < 3", "n > 30.9.2026", "n > 2026-00-00"]
+    "rule",
+    [
+        "",
+        "n",
+        "n > ",
+        "> 3",
+        "n > seven",
+        "n < 3",
+        "n > 30.9.2026",
+        "n > 2026-00-00",
+        "n > 2026-09-30T12:00:00",
+    ],
 )
 def test_a_rule_has_a_column_and_a_number_or_a_day(rule: str) -> None:
     with pytest.raises(ValueError, match="COLUMN > VALUE"):

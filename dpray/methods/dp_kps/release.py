@@ -39,7 +39,8 @@ def release(session: DpKpsSession) -> Release:
     plan = session.plan
     embed = embedder(session)  # loaded first: a missing embedder ends the run before a pass begins
     terms = vocabulary(session)
-    vectors_ND, public_ND = embed(terms), embed(PUBLIC_TEXTS)
+    vectors_ND = embed([*PUBLIC_TEXTS, *terms])  # of one and the same model
+    public_ND, vectors_ND = np.split(vectors_ND, [len(PUBLIC_TEXTS)])
     # The file may have lost terms since they were published.
     method = replace(plan.method, public_terms=len(terms), dimension=vectors_ND.shape[1])
     noisy = densities(session, method, terms, vectors_ND, public_ND)

@@ -490,6 +490,13 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
             f"{key}: {what} cost eps {plan.cost.epsilon:.4f}, more than privacy.epsilon "
             f"{config.privacy.epsilon:g}; null takes as many as that pays for"
         )
+    all_cost = settings.sparse_vector is None and settings.public_gate is None
+    if all_cost and plan.private_tokens < settings.sections:
+        raise InputError(
+            f"method.sections: each of {settings.sections} takes a private token at least, and a "
+            f"batch has {plan.private_tokens} (method.private_tokens, or what epsilon pays for); "
+            "take fewer sections, a larger batch_size or a larger epsilon"
+        )
     return plan
 
 

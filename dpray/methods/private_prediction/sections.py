@@ -8,12 +8,17 @@ from dpray.engines.text import sentence_ends
 
 LONGEST_HEADING = 60
 
+SHORT = 400
+"""Characters of a section that is cut no further, whatever its even share is."""
+
 
 def sections_of(text: str, number: int) -> list[str]:
     """Cut a text into `number` sections of about the same length, in order.
 
-    A section begins at a heading; if there are fewer headings than sections, after a blank line;
-    else at a sentence. A text with fewer sentences than sections repeats its last section.
+    A section begins at a heading; if these do not cut the text well, after a blank line; else at a
+    sentence, a blank, or any character. A cut is good if it has `number` sections, none of them
+    longer than twice its even share. A short text with fewer sentences than sections repeats its
+    last one.
 
     Claim: this is a total function of the text and a public number, so a record has one row in
     every section, whatever it and the others look like. Proof: docs/privacy.md, section 2.11.
@@ -23,13 +28,14 @@ def sections_of(text: str, number: int) -> list[str]:
     """
     if number == 1:
         return [text]
-    rules = (_headings, _paragraphs, sentence_ends)
-    starts = next(
-        (found for rule in rules if len(found := _places(text, rule(text))) >= number), []
-    )
-    starts = starts or _places(text, sentence_ends(text))
-    begins = _balanced(starts, len(text), number)
-    ends = [*begins[1:], len(text)]
+    begins: list[int] = []
+    for rule in (_headings, _paragraphs, sentence_ends, _blanks, _characters):
+        begins = _balanced(_places(text, rule(text)), len(text), number)
+        ends = [*begins[1:], len(text)]
+        longest = max(b - a for a, b in zip(begins, ends, strict=True))
+        is_whole = len(begins) == number or (rule is sentence_ends and longest <= SHORT)
+        if is_whole and longest <= max(2 * len(text) / number, SHORT):
+            break
     sections = [text[a:b].strip() for a, b in zip(begins, ends, strict=True)]
     return sections + sections[-1:] * (number - len(sections))
 
@@ -79,3 +85,11 @@ def _paragraphs(text: str) -> Iterator[int]:
         if line and after_blank:
             yield place
         after_blank = not line
+
+
+def _blanks(text: str) -> Iterator[int]:
+    return (place for place, letter in enumerate(text) if letter.isspace())
+
+
+def _characters(text: str) -> Iterator[int]:
+    return iter(range(len(text)))

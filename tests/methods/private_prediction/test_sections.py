@@ -353,3 +353,27 @@ def test_notes_of_five_sections_come_out_as_documents_of_five(
         for name, text in zip(PROBLEMS, sections, strict=True)
     )
     assert right >= 16  # of 20: the packaged model is small
+
+
+@pytest.mark.parametrize("batches", ["disjoint", "poisson"])
+def test_a_plan_in_which_no_document_can_be_whole_is_refused(
+    plan: Callable[..., PrivatePredictionPlan], batches: str
+) -> None:
+    keys: dict[str, Any] = {"method__sections": 5, "method__batches": batches}
+    with pytest.raises(InputError, match=r"^method\.sections: each of 5 takes a private token"):
+        plan(**keys, method__private_tokens=3)
+
+
+UNSPACED = "".join(chr(0x4E00 + place) for place in range(9_000))
+WORDS = " ".join(f"word{place}" for place in range(2_000))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["# a\n# b\n# c\n# d\n# e\n" + WORDS.replace("9 ", "9. "), UNSPACED, WORDS],
+)
+def test_a_long_text_is_cut_evenly_also_without_good_headings(text: str) -> None:
+    """A section of nearly the whole text would hardly be read."""
+    sections = sections_of(text, 5)
+    assert len(sections) == len({*sections}) == 5
+    assert max(map(len, sections)) <= 2 * len(text) / 5
