@@ -165,9 +165,7 @@ def test_an_endpoint_with_another_model_costs_nothing(
 ) -> None:
     server.embed = lambda texts: np.roll(BagOfWords("m").embed(texts), 1, axis=1)
     config = aug_pe(settings, served)
-    with pytest.raises(
-        InputError, match=r"^embedder\.base_url: .* another vector .*; nothing was charged$"
-    ):
+    with pytest.raises(InputError, match=r"^embedder: .* another vector .*; nothing was charged$"):
         methods.run(config, lambda progress: None, build=lambda section: Kept(engine))
     assert not [*tmp_path.glob("ledger.db*")], "a charge was written"
 

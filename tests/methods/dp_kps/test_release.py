@@ -147,8 +147,9 @@ def test_every_estimator_runs(
 ) -> None:
     vectors_ND = np.eye(8, dtype=np.float32)
     vectors_ND[[2, 5]] = 0.0  # an embedder has these for what it cannot embed
+    embedded_ND = np.concatenate([vectors_ND[:3], vectors_ND])  # three public texts come first
     monkeypatch.setattr(
-        dp_kps_run, "embedder", lambda session: lambda terms: vectors_ND[: len(terms)]
+        dp_kps_run, "embedder", lambda session: lambda texts: embedded_ND[: len(texts)]
     )
     run = config(**{f"method__{key}": value for key, value in changes.items()})
     report = methods.run(run)
