@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from itertools import count, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,24 +56,36 @@ class CallCache:
             raise DprayError(f"{path}: the file holds no calls of a language model") from None
         self.calls = {call.request: call for call in calls}
         self._empty: list[Call] = []
+        self._empty_places: set[int] = set()
 
-    def put(self, call: Call, finish_reason: str = "") -> None:
-        """Keep a finished call; one that is there already stays as it is.
+    def put(self, call: Call, finish_reason: str = "", place: int | None = None) -> None:
+        """Keep a finished call; one that is there already stays as it is. `place` is its number
+        among those that were asked for; None: they finish in that order.
 
         Calls with empty texts are in no file before a text follows them, so that a command that
-        goes on makes them again. Raises Resumable if too many come in a row.
+        goes on makes them again. Raises Resumable if too many that were asked for in a row are
+        empty: of calls that are made side by side the empty ones finish first.
         """
         with self._lock:
             if call.request in self.calls:
                 return
+            place = len(self.calls) if place is None else place
             self.calls[call.request] = call
             self._empty.append(call)
             self._finish_reason = finish_reason
             if call.text:
                 self._write(b"".join(json.dumps(each).encode() + b"\n" for each in self._empty))
                 self._empty.clear()
-            elif len(self._empty) >= MOST_EMPTY:
-                raise no_text(len(self._empty), finish_reason)
+                return
+            self._empty_places.add(place)
+            if (row := self._empty_around(place)) >= MOST_EMPTY:
+                raise no_text(row, finish_reason)
+
+    def _empty_around(self, place: int) -> int:
+        """Return how many calls in a row, this one among them, were empty."""
+        before = takewhile(self._empty_places.__contains__, count(place, -1))
+        after = takewhile(self._empty_places.__contains__, count(place + 1))
+        return sum(1 for _ in before) + sum(1 for _ in after)
 
     def _write(self, lines: bytes) -> None:
         """Write lines whole or not at all."""
@@ -129,10 +142,10 @@ def ask_cached(
     def keep(place: int, done: Completion) -> None:
         text = valid_unicode(written(done, asked[place]))
         tokens = (done.prompt_tokens, done.completion_tokens)
-        cache.put(Call(names[missing[place]], text, *tokens), done.finish_reason)
+        cache.put(Call(names[missing[place]], text, *tokens), done.finish_reason, first + place)
         on_completion(done.completion_tokens)
 
-    asked = [requests[i] for i in missing]
+    asked, first = [requests[i] for i in missing], len(cache.calls)
     if asked:
         engine.generate([each.prompt for each in asked], [each.sampling for each in asked], keep)
     return [cache.calls[name].text for name in names]

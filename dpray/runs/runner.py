@@ -59,7 +59,8 @@ CONNECTION_KEYS = frozenset({
     "engine.base_url", "engine.max_in_flight", "engine.attempts", "engine.timeout",
     "engine.max_num_seqs", "engine.max_num_batched_tokens", "engine.gpu_memory_utilization",
     "engine.gpu_memory_gib", "engine.kv_cache_gib",
-    "embedder.base_url", "embedder.max_in_flight", "embedder.attempts", "embedder.timeout",
+    "embedder.base_url", "embedder.served_name", "embedder.max_in_flight",
+    "embedder.attempts", "embedder.timeout",
 })  # fmt: skip
 """The keys by which the model is reached and fed: they shape no text."""
 

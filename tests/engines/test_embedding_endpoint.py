@@ -154,7 +154,7 @@ def test_aug_pe_sends_its_populations_and_no_record(
     assert report["public_inputs"]["embedder"].endswith(", at an endpoint")
     made = (Path(config.output.path) / "run.json").read_text()
     assert server.url not in made and "sk-hunter3" not in made
-    moved = served | {"base_url": "http://moved.example/v1", "timeout": 5.0}
+    moved = served | {"base_url": "http://moved.example/v1", "served_name": "m"}
     assert methods.run(aug_pe(settings, moved), lambda progress: None) == report
     with pytest.raises(InputError, match=r"output\.path: .*embedder\.model"):
         methods.run(aug_pe(settings, served | {"model": "other"}), lambda progress: None)

@@ -105,6 +105,24 @@ def test_empty_answers_without_an_end_stop_and_are_asked_again(tmp_path: Path) -
     assert len(engine.asked) == asked + len(few)
 
 
+def test_empty_answers_that_finish_first_are_not_in_a_row(tmp_path: Path) -> None:
+    """A local model decodes many prompts side by side, and those without a text end at once."""
+    requests = [
+        Request(f"{i}", Prompt(f"{'empty' if i % 4 else 'a text'} {i}"), Sampling(5))
+        for i in range(2 * MOST_EMPTY)
+    ]
+
+    class EmptyFirst(CountingEngine):
+        def generate(self, prompts: Any, samplings: Any, on_completion: Any) -> Any:
+            finished: dict[int, Completion] = {}
+            super().generate(prompts, samplings, finished.__setitem__)
+            for place, done in sorted(finished.items(), key=lambda each: bool(each[1].text)):
+                on_completion(place, done)
+
+    texts = ask(EmptyFirst(), tmp_path / "calls.jsonl")(requests)
+    assert sum(map(bool, texts)) == MOST_EMPTY / 2
+
+
 def test_empty_answers_before_a_text_are_kept(tmp_path: Path) -> None:
     cache = CallCache(tmp_path / "calls.jsonl")
     for number in range(MOST_EMPTY - 1):
