@@ -20,7 +20,7 @@ from four_methods import make_once
 from four_methods_picture import INK, MUTED, PAPER, STYLE
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from runs import HERE, accuracy, as_embedded, released, rows
+from runs import HERE, accuracy, as_embedded, left, released, rows
 from sizes import ENGINE, FOLDER, TOKENS, data
 
 import dpray
@@ -163,13 +163,6 @@ def section() -> list[str]:
     return lines
 
 
-def main(names: list[str]) -> None:
-    wanted = [(name, number) for number in range(RUNS_OF_EACH) for name in WAYS]
-    for name, number in wanted:
-        asked = not names or name in names or f"{name}#{number}" in names
-        if asked and not kept(name, number).exists():
-            measure(name, number)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for name, number in left(sys.argv[1:], WAYS, RUNS_OF_EACH, kept):
+        measure(name, number)

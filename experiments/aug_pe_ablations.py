@@ -20,7 +20,7 @@ from four_methods import Cell, changes, make_once
 from four_methods_picture import INK, MUTED, PAPER, STYLE
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from runs import HERE, RUNS, released
+from runs import HERE, RUNS, left, released
 
 DATA, EPSILON, RUNS_OF_EACH = "agnews_coded", 1.0, 2
 BASE = "base"
@@ -119,13 +119,8 @@ def section() -> list[str]:
     return lines
 
 
-def main(names: list[str]) -> None:
-    wanted = [(name, number) for number in range(RUNS_OF_EACH) for name in WAYS if name != BASE]
-    for name, number in wanted:
-        asked = not names or name in names or f"{name}#{number}" in names
-        if asked and not kept(name, number).exists():
-            measure(name, number)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for name, number in left(
+        sys.argv[1:], [name for name in WAYS if name != BASE], RUNS_OF_EACH, kept
+    ):
+        measure(name, number)

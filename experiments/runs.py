@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,17 @@ def as_embedded(
     """The records' vectors and labels."""
     vectors = embed([record["text"] for record in records])
     return Embedded(vectors, np.array([str(record["label"]) for record in records]))
+
+
+def left(
+    asked: Sequence[str], ways: Iterable[str], runs: int, kept: Callable[[str, int], Path]
+) -> Iterator[tuple[str, int]]:
+    """Yield the runs that are not kept yet, the first of every way before the second of any: those
+    that are `asked` for, as WAY or WAY#RUN, or all."""
+    for number, name in product(range(runs), [*ways]):
+        is_asked = not asked or name in asked or f"{name}#{number}" in asked
+        if is_asked and not kept(name, number).exists():
+            yield name, number
 
 
 def make(file: str, out: Path, epsilon: float, changes: Sequence[str] = ()) -> None:

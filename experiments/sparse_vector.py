@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import jsonschema
 from four_methods import Cell, changes, make_once
-from runs import HERE, RUNS, released
+from runs import HERE, RUNS, left, released
 from sets import FILM_SCHEMA
 
 EPSILON, BATCH, CLIP, TEXTS, RUNS_OF_EACH = 60.0, 16, 2.0, 30, 2
@@ -119,13 +119,6 @@ def section() -> list[str]:
     return lines
 
 
-def main(names: list[str]) -> None:
-    wanted = [(name, number) for number in range(RUNS_OF_EACH) for name in WAYS]
-    for name, number in wanted:
-        asked = not names or name in names or f"{name}#{number}" in names
-        if asked and not kept(name, number).exists():
-            measure(name, number)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for name, number in left(sys.argv[1:], WAYS, RUNS_OF_EACH, kept):
+        measure(name, number)

@@ -50,10 +50,9 @@ class EmbeddingEndpoint:
         continues when it is called again. No message quotes a text, but for a code of one word that
         the endpoint gives its error."""
         try:
-            vectors_ND = self._embedded(texts, like_ND)
+            return self._embedded(texts, like_ND)
         except EngineError as error:
             raise Resumable(f"embedder: {error}") from None
-        return vectors_ND
 
     def check(self, local_ND: Embeddings | None = None) -> None:
         """Call the endpoint once before the charge; compare it with the local model's vectors of

@@ -153,20 +153,19 @@ class DpKpsPlan(Plan):
             "records": settings.records,
             "llm_calls": settings.records if self.makes_texts else 0,
             "most_completion_tokens": settings.records * settings.max_tokens * self.makes_texts,
-            "warnings": [self._too_few] if self._too_few else [],
+            "warnings": self._too_few_records(),
         }
 
-    @property
-    def _too_few(self) -> str:
-        """Return a warning if noise hides the densities of the smallest class, else ""."""
+    def _too_few_records(self) -> list[str]:
+        """Return a warning if noise hides the densities of the smallest class."""
         n = self.config.data.public_size * min(self.proportions.values())
         if self.least_records is None or n >= self.least_records:
-            return ""
-        return (
+            return []
+        return [
             f"method.estimator: the noise of rff hides densities of fewer than about "
             f"{self.least_records:,} records, and the smallest class has about {n:,.0f}; take "
             "exact, or a larger method.epsilon_kde (docs/results.md, DP-KPS at the paper's size)"
-        )
+        ]
 
     @property
     def least_records(self) -> int | None:
