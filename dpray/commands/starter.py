@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpray.config.data import DataConfig
-from dpray.engines.model_path import SMOLLM2
+from dpray.engines.model_path import SMOLLM2, own_sampling
 from dpray.evaluation.unit_check import looks_like_person
 from dpray.io.columns import (
     ROLE_KEYS,
@@ -28,6 +28,7 @@ from dpray.io.columns import (
     label_name,
     listed_names,
     plain_value,
+    words_of,
 )
 from dpray.io.encodings import (
     SAMPLE,
@@ -123,7 +124,8 @@ def starter_values(
         words = ask('The public label set: A,B,"C, with a comma"', None)
     if words:
         labels = read_labels(words)
-    codes = [name for name in map(label_name, labels) if is_code(name)]
+    names = [*map(label_name, labels)]
+    codes = [name for name in names if is_code(name)]
     if ask is not None and codes and values["label_about"] is None:
         values["label_about"] = ask(
             f"Public words for labels that are codes, such as `{codes[0]}: neoplasms`, with commas "
@@ -131,10 +133,13 @@ def starter_values(
             "",
         )
     _check_complete(values | {"labels": labels or None}, header)
-    return _usual(path, values) | {
+    usual = _usual(path, values)
+    return usual | {
         "path": path,
+        "sampling": own_sampling(usual["model"]),
         "labels": labels,
-        "label_about": read_label_words(values["label_about"]),
+        "label_about": {name: words for name in names if (words := words_of(name))}
+        | read_label_words(values["label_about"]),
         "looked_at": looks and not words,
         "roles": roles,
         "usual_roles": roles == ROLES,
@@ -381,7 +386,7 @@ def _check_complete(values: Mapping[str, Any], header: Header) -> None:
         raise InputError("--public-size: not a whole number")
 
 
-def _usual(path: str, values: Mapping[str, Any]) -> dict[str, object]:
+def _usual(path: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values, with defaults for those that are None."""
     name = stem(path)
     usual = {

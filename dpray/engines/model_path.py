@@ -59,6 +59,8 @@ _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 CONFIG, WEIGHTS, REPORT = "adapter_config.json", "adapter_model.safetensors", "privacy_report.json"
 
+GENERATION = "generation_config.json"
+
 BASE_PLACE = "private/base_model"
 """DP-SGD writes here, next to the folder of released adapters, the folder of their model."""
 
@@ -84,6 +86,20 @@ def weights_at_hand(model: str) -> Path | None:
     if base == SMOLLM2 and not _is_folder(base):
         base = str(user_cache_path("dpray") / f"{SMOLLM2}-0.1.2")
     return Path(base) if _is_folder(base) else None
+
+
+def own_sampling(model: str) -> dict[str, float]:
+    """Return the `temperature` and `top_p` that a model's makers recommend in its generation file;
+    nothing if they do not, or the model is not on this machine."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(InputError):
+        folder = weights_at_hand(model)
+        file = read_json(folder / GENERATION) if folder else {}
+        for key, most in (("temperature", 2), ("top_p", 1)):
+            value = file.get(key)
+            if isinstance(value, int | float) and 0 < value <= most:
+                found[key] = float(value)
+    return found
 
 
 def plain_name(model: str) -> str:

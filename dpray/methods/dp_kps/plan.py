@@ -132,6 +132,7 @@ class DpKpsPlan(Plan):
         return Sampling(
             settings.max_tokens,
             temperature=settings.generation_temperature,
+            top_p=settings.generation_top_p,
             stop=self.prompts.template.stop,
             schema=self.schema,
         )
