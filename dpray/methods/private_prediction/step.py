@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import numpy as np
 
@@ -216,6 +216,8 @@ class Step:
                 found_GK = recentred_sums(self.rows, columns_K, clip_bound)
             case "dclip":
                 found_GK = dclip_sums(self.rows, self.log_public_GK, columns_K, clip_bound)
+            case _:
+                assert_never(self.mechanism.clip)
         return self._with_parts(found_GK, [each.added and each.added[0] for each in self.groups])
 
     @cached_property
