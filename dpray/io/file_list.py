@@ -87,7 +87,8 @@ def list_files(path: str, key: str = "data.path", *, once: bool = True) -> list[
         # Without the path: a link often carries a token.
         listed = ", ".join(SCHEMES)
         raise InputError(
-            f"{key}: nothing is read from there; download it, or give a path, {listed}"
+            f"{key}: nothing is read from there; download it, or give a path, {listed}; a database "
+            "takes data.query"
         )
     try:
         filesystem, root = filesystem_of(path)
