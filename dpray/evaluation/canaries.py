@@ -172,7 +172,7 @@ def _run_copy(config: Config, folder: Path, run: RunMethod, on_progress: OnProgr
     changes = {
         "data": {"path": f"{folder}/records.jsonl", "query": None, "encoding": None},
         "privacy": {"ledger": f"sqlite:///{folder}/ledger.db"},
-        "output": {"path": f"{folder}/run"},
+        "output": {"path": f"{folder}/run", "copy_to": None},
     }
     sections = {key: getattr(config, key).model_copy(update=new) for key, new in changes.items()}
     try:
