@@ -22,8 +22,8 @@ _NUMBER = re.compile(r"-?[0-9]{1,38}(?:\.[0-9]{1,38})?")
 @dataclass(frozen=True)
 class After:
     """Rows with a larger number, or a later day, in a column. Numbers are compared exactly, and a
-    point in a text is a decimal point: `12.500` is 12.5. A day
-    is that which the cell says, in whatever time zone it was written."""
+    point in a text is a decimal point: `12.500` is 12.5. A day is that which the cell says, in
+    whatever time zone it was written."""
 
     column: str
     value: Decimal | date
