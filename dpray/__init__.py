@@ -180,14 +180,21 @@ def run(
             synthetic = dpray.run(config, on_progress=show)
     """
     from dpray.methods import registry
+    from dpray.report.bucket_copy import check_copy, copy_release
     from dpray.report.page import write_report
     from dpray.runs.failures import explain_charge
     from dpray.workers.engine import build_engine
 
+    folder, bucket = Path(config.output.path), config.output.copy_to
+    if bucket is not None:
+        with explain_charge(config):
+            check_copy(folder, bucket)
     registry.run(config, on_progress, build or build_engine)
-    folder = Path(config.output.path)
     with explain_charge(config):
         write_report(folder, public=True)
+        if bucket is not None:
+            on_progress(Progress("copying the release"))
+            copy_release(folder, bucket)
     return SyntheticData(folder)
 
 

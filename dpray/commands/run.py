@@ -34,7 +34,10 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
     if as_json:
         typer.echo(json.dumps(report | {"output": loaded.output.path}))
     else:
-        show_run(parse_report(report), Path(loaded.output.path), Terminal())
+        console = Terminal()
+        show_run(parse_report(report), Path(loaded.output.path), console)
+        if (bucket := loaded.output.copy_to) is not None:
+            console.print(f"Copied to {bucket}", highlight=False, soft_wrap=True)
 
 
 def run_with_progress(config: Config, as_json: bool = False) -> dict[str, object]:

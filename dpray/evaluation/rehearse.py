@@ -345,12 +345,12 @@ def on_stand_in(
     and with its own ledger."""
     tree = plain(config)
     changed = {
-        "data": {"path": str(stand_in), "encoding": None},
+        "data": {"path": str(stand_in), "query": None, "encoding": None},
         "privacy": {
             "ledger": f"sqlite:///{folder}/private/ledger.db",
             "dataset": "rehearsal",
         },
-        "output": {"path": str(folder)},
+        "output": {"path": str(folder), "copy_to": None},
     }
     own = {key: tree[key] | new for key, new in changed.items()}
     return with_method(tree | own, method)

@@ -23,6 +23,7 @@ from dpray.config.config import Config, DataConfig
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm.model import context_of
+from dpray.evaluation.files import files_of
 from dpray.evaluation.label_check import LabelCheck
 from dpray.evaluation.text_check import is_base64, misfits_of
 from dpray.evaluation.unit_check import People
@@ -66,6 +67,11 @@ def check_rows(config: Config, on_progress: OnProgress = no_progress) -> dict[st
     """Read all rows as a run will, and return the counts for the owner. Raises
     InputError if the configuration has no plan, or if its path names no files."""
     plan = make_plan(config)
+    with files_of(config.data) as data:
+        return _check_files(plan, config.model_copy(update={"data": data}), on_progress)
+
+
+def _check_files(plan: Plan, config: Config, on_progress: OnProgress) -> dict[str, Any]:
     pieces = data_pieces(config.data)
     tally = Tally(plan)
     if plan.reads.token_limits:

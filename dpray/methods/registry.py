@@ -6,12 +6,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dpray.config.config import Config
+from dpray.config.config import Config, DataConfig
 from dpray.engines.model_path import resolve_model
 from dpray.extras import require
 from dpray.io.bucket import pinned, without_pin
 from dpray.io.file_list import list_files
 from dpray.io.files import read_json
+from dpray.io.snapshot import open_database
 from dpray.methods import load_module
 from dpray.runs.plan import Choice, Losses, Plan
 from dpray.types import InputError, OnProgress, Progress
@@ -77,7 +78,7 @@ def run(
             require(f"method {name}", *NEEDS.get(name, ()))
         finished = _kept_config(config) if _is_finished(config) else None
         if finished is None:
-            list_files(config.data.path)
+            _find(config.data)
         config = _with_pinned_models(config, finished)
         # Another `build` may not need this model.
         if finished is None and build is build_engine and is_here and config.engine.is_local:
@@ -89,6 +90,14 @@ def run(
         with closing(ReleaseFolder(config.output.path)) as folder:
             return Run(plan, folder, release, on_progress, build).execute().to_json()
     raise AssertionError("unreachable: `explain_charge` re-raises every error")
+
+
+def _find(data: DataConfig) -> None:
+    """Raise InputError if there are no files, or no such database, without opening any."""
+    if data.query is None:
+        list_files(data.path)
+    else:
+        open_database(data.path)
 
 
 def _is_finished(config: Config) -> bool:

@@ -60,7 +60,7 @@ CONFIG = "config.json"
 them."""
 
 CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL = "checkpoints", "ray_train", "released_model"
-TOKENS, EMBEDDINGS = "tokens", "embeddings"
+TOKENS, EMBEDDINGS, SNAPSHOT = "tokens", "embeddings", "snapshot"
 
 BATCHES_KEY = "batches.key"
 """The file in `private` with the secret key of the coins of batches, which is in no other file of
@@ -69,7 +69,7 @@ a run. A finished run does not need it."""
 FIRST = "first"
 """The folder in `private` of the first run of a chain."""
 
-SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL, TOKENS, EMBEDDINGS)
+SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL, TOKENS, EMBEDDINGS, SNAPSHOT)
 """The folders in `private` that a run fills and a finished one has no use for."""
 
 

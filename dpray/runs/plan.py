@@ -76,7 +76,9 @@ class PublicCalls:
     rows: the number of prompts that the run decodes in lockstep; 0 if it makes calls like these.
     released: makes the text that is released of an answer.
     sections: the number of answers to a request that are one text.
-    following: makes of a request's number, and of what is written, the request of the next section.
+    following: makes of a request's number, and of its sections that are written, each with whether
+    it was cut, the request of the next section.
+    joined: makes a text of such sections.
     """
 
     requests: Sequence[Request]
@@ -84,7 +86,8 @@ class PublicCalls:
     rows: int = 0
     released: Callable[[str], str] = str.strip
     sections: int = 1
-    following: Callable[[int, str], Request] | None = None
+    following: Callable[[int, Sequence[tuple[str, bool]]], Request] | None = None
+    joined: Callable[[Sequence[tuple[str, bool]]], str] | None = None
 
 
 @dataclass(frozen=True)

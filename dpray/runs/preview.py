@@ -59,9 +59,7 @@ def preview(
     try:
         with closing(plan.load_writer(build)) as engine:
             loaded = monotonic()
-            answers = public_texts(engine, calls.requests, on_progress)
-            for _ in range(calls.sections - 1):
-                answers = with_sections(engine, calls, answers, on_progress)
+            answers = documents(engine, calls, on_progress)
             seconds = monotonic() - loaded
             forecast = forecast_of(plan, calls.rows, engine, answers, seconds, on_progress)
             known = known_bits(plan, engine, on_progress)
@@ -69,7 +67,7 @@ def preview(
         raise InputError(str(error)) from None
     texts = [
         {
-            "text": valid_unicode(calls.released(written(answer, request))),
+            "text": released_text(calls, answer, request),
             "label": config.data.released_label(label),
             "tokens": answer.completion_tokens,
             "cut": answer.finish_reason == "length",
@@ -121,21 +119,38 @@ def public_texts(
     return engine.generate(prompts, samplings, on_completion)
 
 
-def with_sections(
-    engine: Engine, calls: PublicCalls, before: Sequence[Completion], on_progress: OnProgress
-) -> list[Completion]:
-    """Return the answers with their next sections, a blank line between them."""
-    assert calls.following is not None
-    requests = [calls.following(number, each.text) for number, each in enumerate(before)]
+def documents(engine: Engine, calls: PublicCalls, on_progress: OnProgress) -> list[Completion]:
+    """Return the model's answers, those of several sections joined as a run joins them."""
+    first = public_texts(engine, calls.requests, on_progress)
+    if calls.following is None or calls.joined is None or calls.sections == 1:
+        return first
+    parts = [[each] for each in first]
+    for _ in range(calls.sections - 1):
+        requests = [calls.following(n, _sections(each)) for n, each in enumerate(parts)]
+        for written_parts, answer in zip(
+            parts, public_texts(engine, requests, on_progress), strict=True
+        ):
+            written_parts.append(answer)
     return [
         Completion(
-            "\n\n".join(filter(None, (one.text.strip(), other.text.strip()))),
-            one.prompt_tokens + other.prompt_tokens,
-            one.completion_tokens + other.completion_tokens,
-            "length" if "length" in (one.finish_reason, other.finish_reason) else "stop",
+            calls.joined(_sections(each)),
+            sum(part.prompt_tokens for part in each),
+            sum(part.completion_tokens for part in each),
+            "length" if any(is_cut for _, is_cut in _sections(each)) else "stop",
         )
-        for one, other in zip(before, public_texts(engine, requests, on_progress), strict=True)
+        for each in parts
     ]
+
+
+def released_text(calls: PublicCalls, answer: Completion, request: Request) -> str:
+    """Return the text of an answer as a run releases it; sections that are joined were cut where
+    their sentences end."""
+    text = answer.text if calls.sections > 1 else written(answer, request)
+    return valid_unicode(calls.released(text))
+
+
+def _sections(parts: Sequence[Completion]) -> list[tuple[str, bool]]:
+    return [(part.text, part.finish_reason == "length") for part in parts]
 
 
 def forecast_of(

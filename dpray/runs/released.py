@@ -163,7 +163,8 @@ def versions() -> dict[str, str]:
 def public_config(values: Mapping[str, object]) -> dict[str, object]:
     """Return a configuration's plain values as they may be released."""
     sections = {name: redacted(keys) for name, keys in values.items()}
-    sections["data"].pop("path", None)
+    for key in ("path", "query"):
+        sections["data"].pop(key, None)
     for key in ("text", "json_columns", "turns", "label", "unit"):
         sections["data"][key] = _names_shown(sections["data"].get(key))
     sections["data"]["after"] = _rule_shown(sections["data"].get("after"))

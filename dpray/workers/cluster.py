@@ -8,6 +8,7 @@ import socket
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.vllm.model import ENVIRONMENT, IN_PROCESS, OF_GPU, RUNNER
 from dpray.io.file_list import READERS, file_digest, file_digests, list_files, total_size
+from dpray.io.files import network_file_system
 from dpray.types import InputError, Resumable
 from dpray.workers.engine import has_stages
 from dpray.workers.failures import own_errors
@@ -161,6 +163,20 @@ def hash_files(path: str, on_share: Callable[[float], None]) -> list[bytes]:
             digests |= {place_of.pop(each): ray.get(each) for each in done}
         on_share(len(digests) / len(files))
     return [digests[place] for place in range(len(files))]
+
+
+def check_reached(folder: Path) -> None:
+    """Raise InputError if other machines of the cluster cannot read what lies in a folder here."""
+    refuse_unreached(folder, sum(node["Alive"] for node in ray.nodes()))
+
+
+def refuse_unreached(folder: Path, machines: int) -> None:
+    """Raise InputError for a local folder if there are several machines."""
+    if machines > 1 and network_file_system(str(folder)) is None:
+        raise InputError(
+            "data.query: its rows are copied to output.path, which the cluster's other machines "
+            "do not see; set output.path to a shared folder, or export the rows to a bucket"
+        )
 
 
 def _hash(file: str) -> bytes:

@@ -248,27 +248,29 @@ class PrivatePredictionPlan(Plan):
             schema=None if self.form is None else self.form.schema,
         )
 
-        def request(number: int, before: str) -> Request:
-            label = labels[number]
+        def request(number: int, written: Sequence[tuple[str, bool]]) -> Request:
+            label, section = labels[number], len(written)
             template = self.template.of_batch(label, str(number))
-            shown: Sequence[str] = template.examples(label, str(number))
+            before = template.joined(written)
             if codec is None:
+                shown = template.by_section(template.examples(label, str(number)))[section]
                 template = template.after(before)
             else:
                 room = context_of(engine, codec) - settings.document_tokens
-                shown = shown_examples(codec, template, label, str(number), room)
+                shown = shown_examples(codec, template, label, str(number), room)[section]
                 most = settings.document_tokens - settings.max_tokens
                 template = after_sections(codec, template, label, shown, before, most)
             prompt = template.public_prompt(label, shown)
             return Request(f"preview-{number}", prompt, sampling)
 
         return PublicCalls(
-            [request(number, "") for number in range(len(labels))],
+            [request(number, ()) for number in range(len(labels))],
             self.template.template.shows("user", "about"),
             settings.expected_batch_size,
             partial(self.template.released, form=self.form),
             settings.sections,
             request,
+            self.template.joined,
         )
 
     # What every plan answers
