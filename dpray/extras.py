@@ -31,8 +31,9 @@ installed, so Ray Train and Ray Serve are recognised by modules that only their 
 
 
 class Late:
-    """A library that is imported when something of it is first used: torch takes seconds, and a
-    process that only plans needs none of it. A module has it in the place of the library:
+    """A library, or a module of dpray that imports one, which is imported when something of it is
+    first used: torch takes seconds, and a process that only plans needs none of it. A module has it
+    in the place of the library:
 
         if TYPE_CHECKING:
             import torch

@@ -14,9 +14,14 @@ from dpray.types import InputError
 if TYPE_CHECKING:
     import datasets
     import pandas as pd
+    import pyarrow as pa
     import ray.data
+
+    from dpray.report import card
+    from dpray.workers import cluster
 else:
-    datasets, pd, ray = Late("datasets"), Late("pandas"), Late("ray")
+    datasets, pd, pa, ray = Late("datasets"), Late("pandas"), Late("pyarrow"), Late("ray")
+    card, cluster = Late("dpray.report.card"), Late("dpray.workers.cluster")
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,8 @@ class SyntheticData:
     def to_ray(self) -> ray.data.Dataset:
         """Return the records as a Ray Dataset; starts Ray quietly if it does not run. Raises
         InputError for labels of several types."""
-        import pyarrow as pa
-
-        from dpray.workers.cluster import start_ray
-
         table = pa.Table.from_pylist(self._of_one_type("to_ray"))
-        start_ray(None)
+        cluster.start_ray(None)
         return ray.data.from_arrow(table)
 
     def to_datasets(self) -> datasets.Dataset:
@@ -83,9 +84,7 @@ class SyntheticData:
         Nothing of `private` is uploaded. The token is that of `huggingface_hub` (HF_TOKEN). Raises
         InputError if the hub refuses the upload or cannot be reached.
         """
-        from dpray.report.card import share
-
-        return share(self.folder, repository, name=name, license=license, public=public)[1]
+        return card.share(self.folder, repository, name=name, license=license, public=public)[1]
 
     def _of_one_type(self, asked: str) -> list[dict[str, object]]:
         """Return the records for an Arrow table. Raises InputError for labels of several types,

@@ -35,7 +35,7 @@ from dpray.accounting.event import (
 )
 from dpray.accounting.events import Gaussian
 
-# `scipy` imports its parts when they are used, as `dp_accounting()` does: an actor needs neither.
+# `scipy` imports its parts when they are used, as `dp_accounting` is: an actor needs neither.
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
 
@@ -162,7 +162,7 @@ def _rdp_epsilon(event: Event, delta: float, orders: tuple[float, ...] = RDP_ORD
 
 
 def _epsilon_of_rdp(orders: Sequence[float], rdp: Any, delta: float) -> float:
-    return float(dp_accounting().rdp.compute_epsilon(orders, rdp, delta)[0])
+    return float(dp_accounting.rdp.compute_epsilon(orders, rdp, delta)[0])
 
 
 def _pld_epsilon(event: Event, delta: float) -> float:
@@ -171,7 +171,7 @@ def _pld_epsilon(event: Event, delta: float) -> float:
     mu = event.gaussian_mu()
     if mu is not None:
         with np.errstate(divide="ignore"):
-            return float(dp_accounting().get_epsilon_gaussian(1 / mu, delta)) + GAUSSIAN_TOLERANCE
+            return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta)) + GAUSSIAN_TOLERANCE
     exact = delta - FFT_ROUNDING * _convolutions(event)
     if exact <= 0:
         return math.inf

@@ -125,7 +125,7 @@ class Parallel(Event):
             curves.append(hockey_stick(total, grid * interval))
         pmf = connected(interval, grid, np.max(curves, axis=0))
         # In each of the `count` compositions, another event may be the one that affects the unit.
-        return pld_library().PrivacyLossDistribution(pmf).self_compose(count)
+        return pld_library.PrivacyLossDistribution(pmf).self_compose(count)
 
 
 _TYPES: dict[str, type[Event]] = {

@@ -21,8 +21,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from dpray.extras import Late
+
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
+
+# Late: it takes a second, and an actor or a reader of the ledger needs none of it.
+dp_accounting = Late("dp_accounting")
+pld_library = Late("dp_accounting.pld.privacy_loss_distribution")
 
 NEIGHBORING_RELATION = "add_or_remove_one"
 
@@ -149,15 +155,3 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "tuple[Event, ...]": _events,
 }
 """Maps a field's annotation to the check of its value."""
-
-
-def dp_accounting() -> Any:
-    """Import dp-accounting late: it takes a second, and an actor or a reader of the ledger needs
-    none of it."""
-    import dp_accounting
-
-    return dp_accounting
-
-
-def pld_library() -> Any:
-    return dp_accounting().pld.privacy_loss_distribution

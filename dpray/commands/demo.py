@@ -18,8 +18,10 @@ from dpray.commands.plan import AsJson
 from dpray.commands.run import run_with_progress, show_run
 from dpray.config.config import Config
 from dpray.io.files import read_json, refuse_cloud, write_durably
+from dpray.io.records import read_rows
 from dpray.methods.config import load_config
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+from dpray.report.page import write_report
 from dpray.report.tables import plus_minus
 from dpray.runs.privacy_report import parse_report
 from dpray.terminal import Terminal, printable, titled_table
@@ -84,8 +86,6 @@ def demo(
     )
     report = run_with_progress(config, as_json)
     evaluation = _evaluation(config, folder / chosen.texts, out)
-    from dpray.report.page import write_report
-
     _, private_page = write_report(out, public=False)
     if as_json:
         typer.echo(json.dumps(report | {"output": str(out), "evaluation": evaluation}))
@@ -142,8 +142,6 @@ def _floor(config: Config) -> Labelled:
 
 
 def _labelled(path: Path) -> Labelled:
-    from dpray.io.records import read_rows
-
     return [(str(row["text"]), str(row["label"])) for _, row in read_rows(str(path))]
 
 

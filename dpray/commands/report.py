@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dpray.commands.plan import AsJson
+from dpray.report.page import write_report
 from dpray.terminal import one_line
 
 
@@ -23,8 +24,6 @@ def report(
 
     If the run was evaluated, RUN_DIR/private also gets a page with the evaluation.
     """
-    from dpray.report.page import write_report
-
     path, private_path = write_report(run_dir, public)
     if as_json:
         typer.echo(json.dumps({"path": path, "private_path": private_path}, default=str))

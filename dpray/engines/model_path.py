@@ -25,6 +25,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from dpray.engines.silence import silence_models
+from dpray.engines.weights import load_whole, with_all_weights
 from dpray.extras import Late, require
 from dpray.io.bucket import Connect, fetch, in_bucket, look, without_pin
 from dpray.io.files import check_writable, disk_is_full, read_json, sha256_of, sync_all
@@ -323,8 +324,6 @@ def merge(folder: Path, base: str, into: Path) -> None:
     has places for, or the merged model's logits are not those of the model with its adapters.
     """
     require("a model with adapters", "torch", "peft")
-    from dpray.engines.weights import load_whole, with_all_weights
-
     with_tokenizer = folder if (folder / "tokenizer_config.json").is_file() else base
     what = f"{base}, the model of the adapters in {folder}, cannot be loaded"
     try:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import transformers
 else:
     transformers = Late("transformers")
+llguidance_hf = Late("llguidance.hf")
 
 STAND_IN = "thewordsofthisrequest"
 
@@ -263,12 +264,12 @@ class TextCodec:
     def vocabulary(self, size: int | None = None) -> Vocabulary:
         """Return the tokens for masks; `size` is the length of the logits, by default that of the
         tokens that can be read. Raises InputError if llguidance cannot read the tokenizer."""
-        from llguidance.hf import from_tokenizer
-
         size = size or self.readable
         longest = max(size, 1 + max(self.tokenizer.get_vocab().values()))
         try:
-            return Vocabulary(from_tokenizer(self.tokenizer, longest, self.eos_ids[0]), size)
+            return Vocabulary(
+                llguidance_hf.from_tokenizer(self.tokenizer, longest, self.eos_ids[0]), size
+            )
         except ValueError as error:
             raise InputError(
                 f"method.schema: the model's tokenizer does not fit: {error}"

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
+from dpray.extras import Late
 from dpray.io.languages import language_of
+
+phonenumbers = Late("phonenumbers")
 
 LIMITS = (
     "The scan finds patterns, not names. A match may be an invention of the model, and no match "
@@ -208,9 +211,8 @@ def _phone_numbers(text: str, region: str) -> tuple[int, str]:
     region. Return the text without them, too."""
     if sum(map(str.isdigit, text)) < PHONE_DIGITS:
         return 0, text
-    from phonenumbers import Leniency, PhoneNumberMatcher
-
-    spans = [(each.start, each.end) for each in PhoneNumberMatcher(text, region, Leniency.VALID)]
+    found = phonenumbers.PhoneNumberMatcher(text, region, phonenumbers.Leniency.VALID)
+    spans = [(each.start, each.end) for each in found]
     for start, end in reversed(spans):
         text = f"{text[:start]}\n{text[end:]}"
     return len(spans), text

@@ -12,11 +12,13 @@ from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time
 from typing import Any
 
-from dpray.extras import require
+from dpray.extras import Late, require
 from dpray.io.columns import listed_names
 from dpray.io.formats import FileFormat, Scanned, Where, base_name, row_of
 from dpray.io.text_files import LONGEST_ARRAY
 from dpray.types import InputError
+
+openpyxl = Late("openpyxl")
 
 MOST_ROWS = 1 << 20
 """Rows of a sheet in Excel. A file may name any row, and those before it are taken for empty."""
@@ -56,8 +58,6 @@ def _open(
 
 def _workbook(name: str, stream: Any) -> Any:
     require(base_name(name), "openpyxl")
-    from openpyxl import load_workbook
-
     # Its warnings show cells.
     warnings.filterwarnings("ignore", module=r"openpyxl\b")
     try:
@@ -66,7 +66,7 @@ def _workbook(name: str, stream: Any) -> Any:
         if size > LONGEST_ARRAY:
             raise InputError(f"{base_name(name)}: too large a sheet; save it as CSV in UTF-8")
         stream.seek(0)
-        return load_workbook(stream, read_only=True, data_only=True, keep_links=False)
+        return openpyxl.load_workbook(stream, read_only=True, data_only=True, keep_links=False)
     except (InputError, MemoryError):
         raise
     except Exception as error:

@@ -17,6 +17,7 @@ from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import EndpointBusy, Engine, EngineError, LoadFailed
 from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import absolute_model, resolve_model
+from dpray.engines.row_variation import refuse_shared_scales
 from dpray.extras import Late, require
 from dpray.types import DprayError, InputError, Resumable
 
@@ -72,8 +73,6 @@ def build_engine(
     model = resolve_model(config.model)
     require(f"engine.kind {config.kind}", "torch")
     if public_alone is not None:
-        from dpray.engines.row_variation import refuse_shared_scales
-
         refuse_shared_scales(model)
         if config.kind == "transformers":  # vLLM computes the angles once, when it loads
             refuse_kept_state(model)

@@ -122,8 +122,6 @@ class BatchGathering:
     def gathered(self, config: Config, wanted: Sequence[str], task_size: int) -> ray.data.Dataset:
         """Return the rows in `block_count` blocks that hold every wanted batch whole, including its
         placeholder."""
-        from ray.data import from_arrow  # late: a worker needs no Ray Data
-
         reference = ray.put(frozenset(wanted))
         rows = ray_rows(
             config,
@@ -139,7 +137,7 @@ class BatchGathering:
         placeholders = pa.Table.from_pylist(
             [PLACEHOLDER | {KEY: batch} for batch in wanted], schema=MEMBERS
         )
-        return rows.union(from_arrow(placeholders)).repartition(number, keys=[KEY])
+        return rows.union(ray.data.from_arrow(placeholders)).repartition(number, keys=[KEY])
 
     def _tables(self, rows: Iterable[Row], wanted: frozenset[str]) -> Iterator[pa.Table]:
         """Return tables of the wanted batches' rows, which have a row as often as it is in one."""

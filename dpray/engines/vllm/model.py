@@ -34,6 +34,7 @@ from dpray.engines.kv_cache import GIB, bytes_per_token, choice_bytes, cpu_cache
 from dpray.engines.model_path import resolve_model
 from dpray.engines.schema.schema import JSON_STYLE, Schema
 from dpray.engines.text import TextCodec
+from dpray.engines.weights import check_weights
 
 DEFAULT_CONTEXT = 8192
 """A model with a longer context gets this one, in tokens, unless `max_model_len` is given."""
@@ -156,9 +157,6 @@ class VllmModel(TextCodec):
         model = resolve_model(config.model)
         super().__init__(model, config.max_model_len)
         vllm = _import_vllm()
-        # Imported late: plans import this module, and need no torch.
-        from dpray.engines.weights import check_weights
-
         check_weights(model, values=not tried)
         # In 16 bits the rounding of ordinary kernels is more than the sensitivity allows.
         exact = private_rows and (public_alone or config.dtype != "float32")
@@ -361,10 +359,8 @@ def _import_vllm() -> ModuleType:
     logging.getLogger("vllm").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "`torch.distributed.reduce_op`", FutureWarning)
     try:
-        import vllm
-        import vllm.envs
-        import vllm.platforms
-        import vllm.sampling_params
+        parts = ("vllm", "vllm.envs", "vllm.platforms", "vllm.sampling_params")
+        vllm, *_ = map(importlib.import_module, parts)
     except ImportError:
         raise EngineError(
             "engine.kind vllm needs vLLM, which is not installed: pip install 'dpray[vllm]', or "
