@@ -26,6 +26,7 @@ from dpray.types import (
     BudgetRefused,
     DprayError,
     InputError,
+    Json,
     OnProgress,
     Progress,
     Resumable,
@@ -110,7 +111,7 @@ def preview(
     records: int = 5,
     write: bool = False,
     build: Callable[..., Engine] | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Return texts that the run's model writes by the public prompts alone, with their time and
     what to change. Opens no data and charges nothing. With `write`, they are also written to
     `floor.jsonl` in the output folder, as the floor of an evaluation.
@@ -123,9 +124,7 @@ def preview(
     return _preview.preview(planned, records, build, on_progress, write)
 
 
-def check(
-    config: Config, on_progress: OnProgress = no_progress, *, write: bool = False
-) -> dict[str, Any]:
+def check(config: Config, on_progress: OnProgress = no_progress, *, write: bool = False) -> Json:
     """Read all rows as a run of `config` will, for the owner of the data only. Charges nothing.
 
     The counts are exact and NOT private. With `write`, they are also written to
@@ -196,7 +195,7 @@ def evaluate(
     out: str | Path | None = None,
     on_progress: OnProgress = no_progress,
     **settings: Any,
-) -> dict[str, Any]:
+) -> Json:
     """Measure synthetic records against real ones, and write `evaluation.json` into the folder
     `out`. The result is NOT private. `settings` are the keys of `EvaluationSettings`, the options
     of `dpray evaluate`.
@@ -212,7 +211,7 @@ def evaluate(
     return _files.evaluate_files(parsed, on_progress)
 
 
-def audit(config: Config, on_progress: OnProgress = no_progress, **options: Any) -> dict[str, Any]:
+def audit(config: Config, on_progress: OnProgress = no_progress, **options: Any) -> Json:
     """Bound the epsilon of a configuration's mechanisms from below, by draws from their real code.
     Opens no data unless asked to. `options` are those of `dpray.evaluation.audit.audit`.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpray.extras import Late, is_installed
 from dpray.io.files import read_json
-from dpray.types import InputError
+from dpray.types import InputError, Json
 
 if TYPE_CHECKING:
     import datasets
@@ -33,7 +33,7 @@ class SyntheticData:
     """
 
     folder: Path
-    report: dict[str, Any] = field(init=False, repr=False)
+    report: Json = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
@@ -45,7 +45,7 @@ class SyntheticData:
         return self.folder / "synthetic.jsonl"
 
     @property
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Json]:
         """Return all records."""
         with open(self.path, encoding="utf-8") as lines:
             return list(map(json.loads, lines))

@@ -22,6 +22,7 @@ from dpray.accounting.events import (
     PoissonSubsampledDraws,
     PoissonSubsampledGaussian,
 )
+from dpray.types import ReadOnlyJson
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
@@ -145,7 +146,7 @@ _TYPES: dict[str, type[Event]] = {
 }
 
 
-def event_from_json(value: Mapping[str, Any]) -> Event:
+def event_from_json(value: ReadOnlyJson) -> Event:
     """Return the event that `to_json` wrote. Raises ValueError for an unknown type, a missing field
     or one too many."""
     if not isinstance(value, Mapping) or value.get("type") not in _TYPES:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.extras import Late
+from dpray.types import Json
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
@@ -109,7 +110,7 @@ class Event:
         """Return the event as a multiset of events that are not themselves compositions."""
         return Counter({self: 1})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Return the event's type and fields, sorted, in JSON types; `event_from_json` is the
         inverse."""
         values = {f.name: _json_value(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]

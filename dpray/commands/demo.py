@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.text import Text
@@ -25,6 +25,7 @@ from dpray.report.page import write_report
 from dpray.report.tables import plus_minus
 from dpray.runs.privacy_report import parse_report
 from dpray.terminal import Terminal, printable, titled_table
+from dpray.types import Json
 
 EVALUATED = 600
 """Private texts, and test texts, in the evaluation: a laptop embeds them in seconds."""
@@ -156,7 +157,7 @@ def _show_records(out: Path, console: Terminal) -> None:
     console.print()
 
 
-def _show_use(evaluation: dict[str, Any], console: Terminal) -> None:
+def _show_use(evaluation: Json, console: Terminal) -> None:
     names = {
         "ceiling": "the private texts themselves",
         "synthetic": "the synthetic texts",

@@ -15,6 +15,7 @@ import dpray
 from dpray.evaluation.settings import EvaluationSettings
 from dpray.report.tables import evaluation_tables
 from dpray.terminal import Terminal, progress_bar, titled_table
+from dpray.types import Json
 
 
 def evaluate(out: Path, as_json: bool, **keys: Any) -> None:
@@ -49,7 +50,7 @@ def _options() -> Iterator[Parameter]:
     )
 
 
-def show_evaluation(result: dict[str, Any], path: Path) -> None:
+def show_evaluation(result: Json, path: Path) -> None:
     """Print the tables of the evaluation at `path`. The topics are left out, because their terms
     are words of private texts."""
     console = Terminal()

@@ -12,7 +12,7 @@ Legend of shape suffixes: S private rows of a group, V vocabulary.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pkgutil import resolve_name
@@ -28,6 +28,7 @@ from typing import (
 from dpray.engines.finite_rows import highest
 from dpray.engines.schema.schema import Schema
 from dpray.extras import Late
+from dpray.types import Json, ReadOnlyJson
 from dpray.types import Prompt as Prompt
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class TokenSelector(Protocol):
         """
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Return what the batch's next text continues from, as plain JSON values."""
         ...
 
@@ -197,7 +198,7 @@ class SelectorSpec:
     called with `arguments` (plain JSON values) by name."""
 
     factory: str
-    arguments: Mapping[str, Any] = field(repr=False)
+    arguments: ReadOnlyJson = field(repr=False)
 
     def build(self) -> TokenSelector:
         if not self.factory.startswith(("dpray.", "tests.")):
@@ -233,7 +234,7 @@ class LockstepResult:
     text: str = field(repr=False)
     token_ids: tuple[int, ...] = field(repr=False)
     finish_reason: FinishReason
-    state: Mapping[str, Any] = field(repr=False)
+    state: ReadOnlyJson = field(repr=False)
 
 
 Following = Callable[[LockstepResult], LockstepGroup | None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpray.engines.base import (
     Engine,
@@ -15,6 +15,7 @@ from dpray.engines.base import (
     SelectorSpec,
 )
 from dpray.extras import Late
+from dpray.types import Json
 
 if TYPE_CHECKING:
     import torch
@@ -69,5 +70,5 @@ class Reader:
         self._read += 1
         return Selected(self._tokens[self._read - 1])
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         return {"nats": self._nats}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from dpray.extras import Late
-from dpray.types import InputError
+from dpray.types import InputError, ReadOnlyJson
 
 if TYPE_CHECKING:
     import transformers
@@ -52,7 +52,7 @@ class Copy(Protocol):
 C = TypeVar("C", bound=Copy)
 
 
-def kept_by(config: Mapping[str, Any], ropes: tuple[str, ...] = ("dynamic", "longrope")) -> str:
+def kept_by(config: ReadOnlyJson, ropes: tuple[str, ...] = ("dynamic", "longrope")) -> str:
     """Return what makes a model of this configuration change by what it reads, "" if nothing is
     known: its architecture, one of these types of RoPE, or the scaling of nomic-embed-text."""
     found = [str(config["model_type"])] if config.get("model_type") in SWITCHING else []

@@ -38,7 +38,7 @@ from dpray.engines.base import (
     nothing_follows,
 )
 from dpray.extras import Late
-from dpray.types import InputError
+from dpray.types import InputError, Json, ReadOnlyJson
 
 # A driver and the workers that read import this module, and need no torch.
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class RowProbe:
         self.public.append(public.tolist())
         return Selected(self.token)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         return {"logits": self.logits, "public": self.public}
 
 
@@ -224,7 +224,7 @@ def rounding_warnings(dtype: str, variation: float | None = None) -> list[str]:
     return []
 
 
-def _decoded(engine: Engine, trial: _Trial) -> Mapping[str, Any]:
+def _decoded(engine: Engine, trial: _Trial) -> ReadOnlyJson:
     """Return the `RowProbe`'s state once the trial's own group is decoded."""
     groups = [trial.group, *trial.beside]
     with closing(engine.decode_lockstep(groups, trial.following)) as results:

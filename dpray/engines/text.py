@@ -29,7 +29,7 @@ from dpray.engines.schema.schema import Schema
 from dpray.engines.schema.token_mask import TokenMask, Vocabulary, first_mask, fitted
 from dpray.engines.silence import silence_models
 from dpray.extras import Late
-from dpray.types import InputError, is_interruption, valid_unicode
+from dpray.types import InputError, Json, is_interruption, valid_unicode
 
 if TYPE_CHECKING:
     import transformers
@@ -227,7 +227,7 @@ class TextCodec:
         return bool(tokens) and self.ended(group.public_prompt, tokens, group.stop) is not None
 
     def result(
-        self, group: LockstepGroup, tokens: list[int], exhausted: bool, state: dict[str, Any]
+        self, group: LockstepGroup, tokens: list[int], exhausted: bool, state: Json
     ) -> LockstepResult:
         """Make the result of a group's text: one that is over, or that `exhausted` the selector."""
         ended = None

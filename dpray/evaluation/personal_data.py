@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
 
 from dpray.extras import Late
 from dpray.io.languages import language_of
+from dpray.types import ReadOnlyJson
 
 phonenumbers = Late("phonenumbers")
 
@@ -218,7 +218,7 @@ def _phone_numbers(text: str, region: str) -> tuple[int, str]:
     return len(spans), text
 
 
-def in_words(found: Mapping[str, Any]) -> tuple[str, str]:
+def in_words(found: ReadOnlyJson) -> tuple[str, str]:
     """Return the matches of `find_patterns` by kind, and the number of texts that have one."""
     matches = [f"{name}: {count:,}" for name, count in found["matches"].items() if count]
     of_texts = f"{found['texts_with_matches']:,} of {found['texts']:,}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpray.config.config import Config
 from dpray.engines.model_path import resolve_model
@@ -15,7 +15,7 @@ from dpray.io.files import read_json
 from dpray.methods import load_module
 from dpray.runs.folder import CONFIG, MODEL, ReleaseFolder
 from dpray.runs.plan import Choice, Losses, Plan
-from dpray.types import InputError, OnProgress, Progress
+from dpray.types import InputError, Json, OnProgress, Progress
 from dpray.workers.engine import BuildEngine, build_engine
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run(
     config: Config,
     on_progress: OnProgress = lambda progress: None,
     build: BuildEngine = build_engine,
-) -> dict[str, Any]:
+) -> Json:
     """Run or resume `config`, and return its privacy report. `build` makes an engine from a section
     of the configuration, in this process or in an actor.
 
@@ -99,7 +99,7 @@ def _is_finished(config: Config) -> bool:
     return file.exists() and read_json(file, "output.path").get("state") == "finished"
 
 
-def _with_pinned_models(config: Config, finished: dict[str, Any] | None) -> Config:
+def _with_pinned_models(config: Config, finished: Json | None) -> Config:
     """Return the configuration with the models that lie in a bucket pinned to their files now: no
     process of the run takes others, and a run that began with others is not resumed. A `finished`
     run, which is only shown, has the pins of its own configuration, and no bucket is looked at."""
@@ -117,7 +117,7 @@ def _with_pinned_models(config: Config, finished: dict[str, Any] | None) -> Conf
     return config
 
 
-def _kept_config(config: Config) -> dict[str, Any]:
+def _kept_config(config: Config) -> Json:
     """Return the configuration that the run in the folder has kept, {} without a run."""
     kept = Path(config.output.path) / "private" / CONFIG
     return read_json(kept) if kept.exists() else {}

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from dpray.extras import Late
 from dpray.runs.privacy_report import Iteration
+from dpray.types import ReadOnlyJson
 
 if TYPE_CHECKING:
     import matplotlib
@@ -61,7 +62,7 @@ def iterations_svg(history: Sequence[Iteration]) -> Markup:
         return inline(figure)
 
 
-def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -> Markup:
+def spending_svg(runs: Sequence[ReadOnlyJson], budget: float, until: str) -> Markup:
     """Draw the epsilon that was spent on a data set over time, and its budget as a dotted line.
 
     `runs` are the `entries` of `Ledger.show`, each with the time `at` of its reservation and the
@@ -99,7 +100,7 @@ def curves_svg(curves: Mapping[str, Sequence[tuple[float, float, float]]], line:
         return inline(figure)
 
 
-def accuracy_svg(downstream: Mapping[str, Any]) -> Markup:
+def accuracy_svg(downstream: ReadOnlyJson) -> Markup:
     """Draw the accuracy of the classifiers trained on the floor, on synthetic records and on real
     records (the ceiling), with bars of one standard deviation. `downstream` is that part of
     `evaluation.json`."""

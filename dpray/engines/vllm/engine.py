@@ -21,6 +21,7 @@ from dpray.engines.base import (
     selector_error,
 )
 from dpray.engines.vllm.model import VllmModel
+from dpray.types import Json
 
 _MAX_ATTEMPTS = 3
 
@@ -291,7 +292,7 @@ class LockstepRun:
         else:
             self.cold.appendleft(entry)
 
-    def _check(self, entry: _Entry, reports: list[dict[str, Any]]) -> None:
+    def _check(self, entry: _Entry, reports: list[Json]) -> None:
         report = agreed(reports)
         if report["fate"] == "broken":
             raise EngineError(
@@ -373,7 +374,7 @@ class PartedText:
         return bool(report["fate"] == "exhausted")
 
 
-def agreed(reports: list[dict[str, Any]]) -> dict[str, Any]:
+def agreed(reports: list[Json]) -> Json:
     """Return what all ranks report of a group. Raises EngineError for a selector that failed, and
     for ranks that drew different tokens."""
     report = reports[0]

@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from types import ModuleType
 from typing import Any
@@ -35,6 +35,7 @@ from dpray.engines.model_path import resolve_model
 from dpray.engines.schema.schema import JSON_STYLE, Schema
 from dpray.engines.text import TextCodec
 from dpray.engines.weights import check_weights
+from dpray.types import Json, ReadOnlyJson
 
 DEFAULT_CONTEXT = 8192
 """A model with a longer context gets this one, in tokens, unless `max_model_len` is given."""
@@ -124,7 +125,7 @@ def invariant_attention() -> dict[str, object]:
     return {"backend": "TRITON_ATTN"}
 
 
-def refuse_other_kernels(ranks: Sequence[Mapping[str, Any]]) -> None:
+def refuse_other_kernels(ranks: Sequence[ReadOnlyJson]) -> None:
     """Raise EngineError if a rank computes by kernels whose rows may depend on each other: by what
     `LockstepWorker.lockstep_start` reports of the loaded model."""
     found = {name for rank in ranks for name in rank["attention"]}
@@ -243,11 +244,11 @@ class VllmModel(TextCodec):
             remedy = f"; {RUNNER}=0 takes vLLM's first model runner" if second else ""
             raise EngineError(f"vLLM cannot load {model}: {reason}{remedy}") from error
 
-    def _start_workers(self, public_model: str | None, dtype: str) -> list[dict[str, Any]]:
+    def _start_workers(self, public_model: str | None, dtype: str) -> list[Json]:
         """Connect the processors of all ranks; return what each says of its model."""
         try:
             start = (self.readable, public_model, dtype)
-            ranks: list[dict[str, Any]] = self.llm.collective_rpc("lockstep_start", args=start)
+            ranks: list[Json] = self.llm.collective_rpc("lockstep_start", args=start)
         except EngineError:
             raise
         except Exception as error:
@@ -337,11 +338,11 @@ class VllmModel(TextCodec):
         """Return the number of KV cache blocks of a row of `tokens` tokens."""
         return sum(-(-tokens // size) for size in self.block_sizes)
 
-    def ask_workers(self, method: str, *arguments: object) -> list[dict[str, Any]]:
+    def ask_workers(self, method: str, *arguments: object) -> list[Json]:
         """Return what each rank of the last stage answers, the first one's first. Only they see
         logits and draw."""
         try:
-            answers: list[dict[str, Any]] = self.llm.collective_rpc(method, args=arguments)
+            answers: list[Json] = self.llm.collective_rpc(method, args=arguments)
         except Exception as error:
             raise self._failure("a worker of vLLM failed", error) from None
         return answers[-self.last_stage :]
