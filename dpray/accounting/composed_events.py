@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -158,7 +158,7 @@ def event_from_json(value: ReadOnlyJson) -> Event:
     return cls(**{name: _value_from_json(value[name]) for name in names})
 
 
-def _value_from_json(value: Any) -> Any:
+def _value_from_json(value: object) -> object:
     if isinstance(value, Mapping):
         return event_from_json(value)
     return tuple(_value_from_json(v) for v in value) if isinstance(value, list) else value

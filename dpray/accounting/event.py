@@ -56,7 +56,7 @@ def accountant_version() -> str:
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def canonical_json(value: Any) -> str:
+def canonical_json(value: object) -> str:
     """Return a value as JSON with sorted keys, no spaces, ASCII only, and floats in their shortest
     exact form. Raises ValueError for NaN and infinities."""
     return _ENCODER.encode(value)
@@ -123,7 +123,7 @@ def check_delta(delta: float) -> None:
         raise ValueError(f"delta must be at least 0 and below 1, got {delta}")
 
 
-def _json_value(value: Any) -> Any:
+def _json_value(value: object) -> object:
     if isinstance(value, Event):
         return value.to_json()
     return [_json_value(v) for v in value] if isinstance(value, tuple) else value

@@ -10,14 +10,13 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import huggingface_hub
 from huggingface_hub import constants
 
 from dpray.extras import Late
 from dpray.io.files import read_json
-from dpray.types import InputError
+from dpray.types import InputError, Json
 
 errors = Late("huggingface_hub.errors")
 """They import an HTTP client, and the hub is asked for few models."""
@@ -72,7 +71,7 @@ def find_on_hub(name: str, key: str) -> str:
 
 
 @cache
-def files_of_model(name: str) -> tuple[dict[str, int], dict[str, Any]] | None:
+def files_of_model(name: str) -> tuple[dict[str, int], Json] | None:
     """Return the sizes of the files of a hub's model, by name, and its config.json, without the
     weights. None if the hub does not tell within `PATIENCE` seconds. A process asks once for each
     name."""

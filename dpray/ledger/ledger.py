@@ -51,7 +51,7 @@ T = TypeVar("T")
 class Write(NamedTuple):
     """A method of `Transaction` with its arguments, for a transaction that it may share."""
 
-    operation: Callable[..., Any]
+    operation: Callable[..., object]
     arguments: Sequence[object]
     options: Mapping[str, object]
 

@@ -184,7 +184,7 @@ def rates_of_run(folder: str, config: Config, work: Work) -> Rates:
 def _part(kind: type[T], run: Json, *names: str) -> T:
     """Return a value in `run.json`, a number above 0 if it is one. Raises InputError that names its
     key."""
-    found: Any = run
+    found: object = run
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None
     is_number = isinstance(found, float) and 0 < found < math.inf

@@ -143,7 +143,7 @@ class Plan(ABC):
     def reads(self) -> Reads:
         return Reads(self._labels())
 
-    def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
+    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Any]:
         """Return the function that loads the run's model; it can be sent to an actor."""
         return partial(build, with_absolute_model(self.config.engine), **options)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, pairwise
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +23,7 @@ import ray
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
+from dpray.types import Json
 from dpray.workers.engine_pool import engine_actors
 from dpray.workers.failures import own_errors
 from dpray.workers.placement import run_placement
@@ -60,7 +61,7 @@ PLACEHOLDER: Row = {"text": None, "unit": ""}
 
 T = TypeVar("T")
 
-Outcome = dict[str, Any]
+Outcome = Json
 """Plain JSON values; one of them is the batch's name, under `KEY`."""
 
 

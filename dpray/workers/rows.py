@@ -23,7 +23,7 @@ from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, last_row, numbered, read_piece
 from dpray.io.units import unit_of
 from dpray.mechanisms.batches import content_id, content_rank
-from dpray.types import DprayError, InputError, is_interruption
+from dpray.types import DprayError, InputError, Json, is_interruption
 
 if TYPE_CHECKING:
     import ray.data
@@ -257,7 +257,7 @@ def _count(piece: Piece) -> tuple[int, int]:
 
 
 def _read(
-    numbers: dict[str, Any], pieces: Sequence[Piece], rows_of: RowsOf, tables: Tables
+    numbers: Json, pieces: Sequence[Piece], rows_of: RowsOf, tables: Tables
 ) -> Iterator[pa.Table]:
     with without_words():
         yield from tables(row for number in numbers["piece"] for row in rows_of(pieces[number]))

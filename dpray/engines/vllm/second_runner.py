@@ -109,5 +109,5 @@ class SecondRunnerProcessor(LockstepProcessor, LogitsProcessor):
         given = self._state.all_token_ids.gpu[self._on_device(slots), self._on_device(last)]
         return bool((given == group.tokens[-1]).all())
 
-    def _on_device(self, values: Sequence[int] | np.ndarray[Any, Any]) -> torch.Tensor:
+    def _on_device(self, values: Sequence[int] | np.ndarray) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.long, device=self.device)

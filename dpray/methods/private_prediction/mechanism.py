@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -144,7 +144,7 @@ class PrivateToken:
         """Return the fields, which are plain values; made once, because every text sends them."""
         return asdict(self)
 
-    def selector(self, key: str, **others: Any) -> SelectorSpec:
+    def selector(self, key: str, **others: object) -> SelectorSpec:
         """Describe the `PrivateTokenSelector` of a text; `others` are its further arguments."""
         return SelectorSpec(SELECTOR, {"mechanism": self.values, "key": key, **others})
 
