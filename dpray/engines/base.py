@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from pkgutil import resolve_name
 from typing import (
-    TYPE_CHECKING,
     Any,
     Literal,
     Protocol,
@@ -27,14 +26,9 @@ from typing import (
 
 from dpray.engines.finite_rows import highest
 from dpray.engines.schema.schema import Schema
-from dpray.extras import Late
+from dpray.extras import torch
 from dpray.types import Json, ReadOnlyJson
 from dpray.types import Prompt as Prompt
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = Late("torch")
 
 FinishReason = Literal["stop", "length", "exhausted"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from dpray.engines.base import (
     Engine,
@@ -14,13 +13,8 @@ from dpray.engines.base import (
     Selection,
     SelectorSpec,
 )
-from dpray.extras import Late
+from dpray.extras import torch
 from dpray.types import Json
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = Late("torch")
 
 MOST_TOKENS = 64
 """So many tokens of a text are read, one after the other."""

@@ -26,7 +26,7 @@ from platformdirs import user_cache_path
 
 from dpray.engines.silence import silence_models
 from dpray.engines.weights import load_whole, with_all_weights
-from dpray.extras import Late, require
+from dpray.extras import Late, require, torch
 from dpray.io.bucket import Connect, fetch, in_bucket, look, without_pin
 from dpray.io.files import check_writable, disk_is_full, read_json, sha256_of, sync_all
 from dpray.io.hub import find_on_hub
@@ -35,10 +35,8 @@ from dpray.types import InputError
 if TYPE_CHECKING:
     import peft
     import safetensors
-    import torch
     import transformers
 else:
-    torch = Late("torch")
     peft = Late("peft")
     safetensors = Late("safetensors")
     transformers = Late("transformers")

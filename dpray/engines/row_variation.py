@@ -37,15 +37,13 @@ from dpray.engines.base import (
     SelectorSpec,
     nothing_follows,
 )
-from dpray.extras import Late
+from dpray.extras import Late, torch
 from dpray.types import InputError, Json, ReadOnlyJson
 
 # A driver and the workers that read import this module, and need no torch.
 if TYPE_CHECKING:
-    import torch
     import transformers
 else:
-    torch = Late("torch")
     transformers = Late("transformers")
 
 POSITIONS = 3

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 from dpray.engines.base import EngineError
 from dpray.engines.row_variation import QUANTISATION
 from dpray.engines.silence import silence_models
-from dpray.extras import Late
+from dpray.extras import Late, torch
 from dpray.types import InputError
 
 if TYPE_CHECKING:
-    import torch
     import transformers
     from transformers.integrations import deepspeed
     from transformers.utils import hub
 else:
-    torch, transformers = Late("torch"), Late("transformers")
+    transformers = Late("transformers")
     deepspeed = Late("transformers.integrations.deepspeed")
     hub = Late("transformers.utils.hub")
 

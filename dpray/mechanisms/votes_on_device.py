@@ -14,19 +14,13 @@ Shapes: B private records, U distinct synthetic texts, D dimensions of an embedd
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from dpray.extras import Late
+from dpray.extras import torch
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.votes import GRID, LONGEST_SQUARE, NearestText
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = Late("torch")
 
 FAST_FLOAT64 = {(8, 0), (9, 0), (10, 0)}
 """The compute capabilities (A100, H100 and H200, B200) of cards whose float64 products take at most

@@ -16,25 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpray.engines.base import HostSync, Selected, Selection
 from dpray.engines.schema.forms import open_mask
 from dpray.engines.schema.token_mask import TokenMask
-from dpray.extras import Late
+from dpray.extras import torch
 from dpray.mechanisms.randomness import generator
 from dpray.methods.private_prediction.logits import CopyFilter
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.step import Coins, Group, Step, Sums, draw
 from dpray.types import Json, ReadOnlyJson
-
-# Imported late: a plan holds a `PrivateToken` and needs no torch.
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = Late("torch")
 
 
 @lru_cache(maxsize=16)
