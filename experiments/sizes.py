@@ -22,15 +22,7 @@ from clinic_notes import private_notes
 from embedding import embed
 from figures import A_SIDE, Figures, distance, draw, mean_recall, rounded
 from four_methods import make_once
-from runs import (
-    HERE,
-    RUNS,
-    accuracy,
-    as_embedded,
-    largest_clip,
-    released,
-    rows,
-)
+from runs import HERE, RUNS, accuracy, as_embedded, largest_clip, released, rows
 
 from dpray.evaluation.fidelity import mauve
 

@@ -16,13 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pkgutil import resolve_name
-from typing import (
-    Any,
-    Literal,
-    Protocol,
-    TypeAlias,
-    runtime_checkable,
-)
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from dpray.engines.finite_rows import highest
 from dpray.engines.schema.schema import Schema

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpray.engines.base import (
-    DeviceLost,
-    LoadFailed,
-    OutOfMemory,
-    engine_error,
-    failure_name,
-)
+from dpray.engines.base import DeviceLost, LoadFailed, OutOfMemory, engine_error, failure_name
 from dpray.engines.float32 import without_tf32
 from dpray.engines.kept_state import kept_by
 from dpray.engines.model_path import folder_or_hub, weights_at_hand

@@ -19,13 +19,7 @@ from dpray.evaluation.columns import compare_columns, other_types
 from dpray.evaluation.copies import compare_copies, compare_replays, in_words
 from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
-from dpray.evaluation.texts import (
-    Parse,
-    compare_lengths,
-    compare_topics,
-    parsed_record,
-    structure,
-)
+from dpray.evaluation.texts import Parse, compare_lengths, compare_topics, parsed_record, structure
 from dpray.io.columns import MOST_LETTERS, MOST_NAMES, cut_advice, label_name
 from dpray.io.near_labels import nearest, spelled
 from dpray.mechanisms.topics import Words

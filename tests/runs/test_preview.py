@@ -19,13 +19,7 @@ from dpray.engines.base import Completion, Sampling
 from dpray.io.columns import cut_advice
 from dpray.methods.registry import make_plan
 from dpray.runs.forecast import rates_here
-from dpray.runs.preview import (
-    MOST_BITS,
-    preview,
-    public_texts,
-    spread_labels,
-    with_sections,
-)
+from dpray.runs.preview import MOST_BITS, preview, public_texts, spread_labels, with_sections
 from dpray.types import Progress, Prompt, no_progress
 
 DEMO = Path(dpray.__file__).parent / "demo" / "model"

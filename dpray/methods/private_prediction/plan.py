@@ -44,13 +44,7 @@ from dpray.methods.private_prediction.prompts import (
 from dpray.methods.private_prediction.sections import sections_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.forecast import Work
-from dpray.runs.plan import (
-    Plan,
-    PublicCalls,
-    Reads,
-    TokenLimit,
-    is_within_epsilon,
-)
+from dpray.runs.plan import Plan, PublicCalls, Reads, TokenLimit, is_within_epsilon
 from dpray.types import InputError
 from dpray.workers.rows import Row
 
