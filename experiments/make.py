@@ -23,7 +23,7 @@ import gpu_table
 import kps_over_n
 import many_texts
 import papers_table
-import sizes_picture
+import sizes
 import sparse_vector
 import typer
 from figures import SAMPLES
@@ -75,7 +75,7 @@ Sections = Mapping[str, Callable[[], list[str]] | None]
 RESULTS: Sections = {
     "Labels that only private records explain": four_methods_picture.coded_section,
     "New facts, in sentences": drugs_table.section,
-    "More records": sizes_picture.section,
+    "More records": sizes.section,
     "More texts": many_texts.section,
     "DP-KPS at the paper's size": kps_over_n.section,
     "Algorithm 1 as printed": algorithm_1.section,
