@@ -99,9 +99,7 @@ class EmbeddingEndpoint:
         return vectors_ND
 
     def _ask(self, client: Any, texts: list[str]) -> Embeddings:
-        answer: Any = client.embeddings.create(
-            model=self._name, input=texts, encoding_format="float"
-        )
+        answer = client.embeddings.create(model=self._name, input=texts, encoding_format="float")
         try:
             rows = sorted((int(each.index), each.embedding) for each in answer.data)
             found_BD = np.array([row for _, row in rows], np.float64)

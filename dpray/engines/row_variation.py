@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -318,7 +318,7 @@ def refuse_shared_scales(model: str) -> None:
     """Raise InputError for the folder, or the hub's name, of a model whose activations may be
     quantised by scales that rows share."""
     try:
-        config: Any = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
         parts = (config, config.get_text_config())
     except Exception as error:  # damaged files raise errors of many classes
         raise InputError(

@@ -57,7 +57,7 @@ def check_weights(folder: str, *, values: bool = True) -> None:
     hold other numbers than its own, and one of an architecture that it has no causal language model
     for. Their engine still refuses files that lack a weight, if it looks for that.
     """
-    config: Any = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or any(
         getattr(config, key, None) for key in QUANTISATION
     ):
@@ -84,7 +84,7 @@ def check_embedder(model: Any, folder: str) -> None:
         found = getattr(module, "auto_model", None)
         if isinstance(found, transformers.PreTrainedModel) and found.name_or_path == folder:
             # Without its numbers, it is there a second time.
-            empty: Any = {"config": found.config, "subfolder": place, "device_map": "meta"}
+            empty = {"config": found.config, "subfolder": place, "device_map": "meta"}
             with_all_weights(type(found), folder, key, POOLER, **empty)
     refuse_not_finite(model.named_parameters(), folder, key)
 

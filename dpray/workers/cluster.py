@@ -148,7 +148,7 @@ def hash_files(path: str, on_share: Callable[[float], None]) -> list[bytes]:
     files = list_files(path)
     if total_size(files) < HASHED_HERE:
         return file_digests(path, on_share)
-    hashing: Any = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_hash)
+    hashing = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_hash)
     most = READERS * sum(node["Alive"] for node in ray.nodes())
     left, place_of, digests = deque(enumerate(files)), dict[Any, int](), dict[int, bytes]()
     while left or place_of:
