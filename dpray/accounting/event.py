@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import lru_cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -129,14 +129,14 @@ def _json_value(value: object) -> object:
     return [_json_value(v) for v in value] if isinstance(value, tuple) else value
 
 
-def _positive(name: str, value: Any) -> float:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or value <= 0:
+def _positive(name: str, value: object) -> float:
+    number = float(value) if isinstance(value, numbers.Real) else math.nan
+    if isinstance(value, bool) or not math.isfinite(number) or number <= 0:
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
-    return float(value)
+    return number
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: object) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
     return int(value)
@@ -149,7 +149,7 @@ def _events(name: str, values: Iterable[Event]) -> tuple[Event, ...]:
     return checked
 
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+_CHECKS: dict[str, Callable[..., object]] = {
     "float": _positive,
     "int": _count,
     "Event": lambda name, value: _events(name, (value,))[0],

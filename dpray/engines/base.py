@@ -16,13 +16,16 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pkgutil import resolve_name
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from dpray.engines.finite_rows import highest
 from dpray.engines.schema.schema import Schema
 from dpray.extras import torch
 from dpray.types import Json, ReadOnlyJson
 from dpray.types import Prompt as Prompt
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FinishReason = Literal["stop", "length", "exhausted"]
 
@@ -289,7 +292,7 @@ class Engine(TextGenerator, Protocol):
 class Embedder(Protocol):
     """Embeds texts as L2-normalised float32 vectors, shape (number of texts, dimension)."""
 
-    def embed(self, texts: Sequence[str]) -> Any: ...
+    def embed(self, texts: Sequence[str]) -> np.ndarray: ...
 
 
 class EngineError(RuntimeError):

@@ -18,7 +18,7 @@ from dpray.engines.kept_state import kept_by
 from dpray.engines.model_path import folder_or_hub, weights_at_hand
 from dpray.engines.silence import silence_models
 from dpray.engines.weights import check_embedder
-from dpray.extras import Late, require
+from dpray.extras import Late, require, torch
 from dpray.io.languages import DEFAULT_EMBEDDER as _PACKAGED
 from dpray.types import InputError, is_interruption, valid_unicode
 
@@ -113,7 +113,7 @@ class SentenceTransformerEmbedder:
         rows, unknown = table.num_embeddings, getattr(tokenizer, "unk_token_id", None)
         spare = unknown if unknown is not None and unknown < rows else 0
 
-        def with_embeddings(_: Any, inputs: tuple[Any, ...]) -> tuple[object, ...]:
+        def with_embeddings(_: object, inputs: tuple[torch.Tensor, ...]) -> tuple[object, ...]:
             return (inputs[0].masked_fill(inputs[0] >= rows, spare), *inputs[1:])
 
         table.register_forward_pre_hook(with_embeddings)

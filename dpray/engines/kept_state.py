@@ -13,7 +13,7 @@ one batch move each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Copy(Protocol):
     kept: str
     """The part of its configuration that makes the model change by what it reads, "" if none."""
 
-    def embed(self, texts: list[str], batch_size: int = ...) -> Any: ...
+    def embed(self, texts: list[str], batch_size: int = ...) -> np.ndarray: ...
 
 
 C = TypeVar("C", bound=Copy)
@@ -61,7 +61,7 @@ def kept_by(config: ReadOnlyJson, ropes: tuple[str, ...] = ("dynamic", "longrope
     return ", ".join(dict.fromkeys([*found, *(f"RoPE {t}" for t in _ropes(config) if t in ropes)]))
 
 
-def _ropes(value: Any, inside: bool = False) -> Iterator[str]:
+def _ropes(value: object, inside: bool = False) -> Iterator[str]:
     """Yield the types of RoPE in a configuration, also those of its parts and layers."""
     if isinstance(value, Mapping):
         for key, part in value.items():

@@ -10,7 +10,7 @@ import contextlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dpray.engines.base import (
     EngineError,
@@ -22,6 +22,9 @@ from dpray.engines.base import (
 )
 from dpray.engines.vllm.model import VllmModel
 from dpray.types import Json
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
 
 _MAX_ATTEMPTS = 3
 
@@ -198,7 +201,7 @@ class LockstepRun:
         self.running[entry.name] = entry
         self._submit(entry, self._row_params(entry))
 
-    def _row_params(self, entry: _Entry) -> list[Any]:
+    def _row_params(self, entry: _Entry) -> list[SamplingParams]:
         model, group = self.model, entry.group
         eos = model.eos_ids
         params = []
@@ -223,7 +226,7 @@ class LockstepRun:
             )
         return params
 
-    def _submit(self, entry: _Entry, params: list[Any]) -> None:
+    def _submit(self, entry: _Entry, params: list[SamplingParams]) -> None:
         entry.requests, entry.outputs, entry.public_ids = [], {}, []
         for ids, row_params in zip(entry.group.prompts, params, strict=True):
             request = f"row-{next(self.model.serial)}"
@@ -241,7 +244,7 @@ class LockstepRun:
 
     # Results
 
-    def _take(self, output: Any) -> None:
+    def _take(self, output: RequestOutput) -> None:
         entry = self.by_request[output.request_id]
         ids = list(output.outputs[0].token_ids)
         if entry.group.stop and output.request_id == entry.requests[-1]:
@@ -354,14 +357,15 @@ class PartedText:
             self.model.abort(self.waiting)
             raise
 
-    def _params(self, row: int) -> Any:
-        return self.model.sampling_params(
+    def _params(self, row: int) -> SamplingParams:
+        params: SamplingParams = self.model.sampling_params(
             max_tokens=1,
             temperature=0,
             detokenize=False,
             output_kind=self.model.final_only,
             extra_args={"dpray": {"group": self.name, "row": row, "at": len(self.tokens)}},
         )
+        return params
 
     def _draw(self) -> bool:
         """Draw the next token; return whether the selector drew none."""

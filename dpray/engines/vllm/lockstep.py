@@ -40,7 +40,7 @@ import numpy as np
 import torch
 import vllm
 from vllm import envs
-from vllm.config import get_layers_from_vllm_config
+from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -210,7 +210,7 @@ class LockstepProcessor(ABC):
     def same_end(self, group: _Group) -> bool:
         """Return whether every row was given the text's last token."""
 
-    def _join(self, params: Any, kept: Any) -> tuple[str, int] | None:
+    def _join(self, params: Any, kept: object) -> tuple[str, int] | None:
         """Note a request's row and what the model runner has `kept` of it; return its group and
         number, or None if it has no group."""
         ticket = (params.extra_args or {}).get("dpray")
@@ -380,7 +380,7 @@ def find_processor(runner: Any) -> LockstepProcessor:
     )
 
 
-def attention_names(vllm_config: Any) -> list[str]:
+def attention_names(vllm_config: VllmConfig) -> list[str]:
     """Return the backends of the loaded model's layers, each with its version if it has several."""
     base: Any = AttentionLayerBase  # an abstract one
     layers = get_layers_from_vllm_config(vllm_config, base)

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from itertools import count
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
@@ -36,6 +36,9 @@ from dpray.engines.schema.schema import JSON_STYLE, Schema
 from dpray.engines.text import TextCodec
 from dpray.engines.weights import check_weights
 from dpray.types import Json, ReadOnlyJson
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
 
 DEFAULT_CONTEXT = 8192
 """A model with a longer context gets this one, in tokens, unless `max_model_len` is given."""
@@ -282,8 +285,8 @@ class VllmModel(TextCodec):
             raise
         return [completions[i] for i in range(len(encoded))]
 
-    def _params(self, sampling: Sampling) -> Any:
-        return self.sampling_params(
+    def _params(self, sampling: Sampling) -> SamplingParams:
+        params: SamplingParams = self.sampling_params(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -293,6 +296,7 @@ class VllmModel(TextCodec):
             output_kind=self.final_only,
             structured_outputs=None if sampling.schema is None else self.form(sampling.schema),
         )
+        return params
 
     def form(self, schema: Schema) -> Any:
         """Return the schema as vLLM's structured outputs take it."""
@@ -306,15 +310,15 @@ class VllmModel(TextCodec):
                 return self.structured_outputs(regex=schema.text)
         return self.structured_outputs(grammar=schema.text)
 
-    def add(self, request: str, ids: Sequence[int], params: Any) -> None:
+    def add(self, request: str, ids: Sequence[int], params: SamplingParams) -> None:
         try:
             self.llm.llm_engine.add_request(request, {"prompt_token_ids": list(ids)}, params)
         except Exception as error:  # its message may quote the prompt
             raise self._failure("vLLM refused a request", error) from None
 
-    def step(self) -> list[Any]:
+    def step(self) -> list[RequestOutput]:
         try:
-            outputs: list[Any] = self.llm.llm_engine.step()
+            outputs: list[RequestOutput] = self.llm.llm_engine.step()
         except Exception as error:  # its message may quote a request
             raise self._failure("vLLM failed in a step", error) from None
         return outputs

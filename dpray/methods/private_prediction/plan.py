@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
 
 from dpray.accounting.event import Event
 from dpray.config.config import Config
@@ -297,7 +296,7 @@ class PrivatePredictionPlan(Plan):
         ones at all."""
         return self.settings.candidates != "all" or self.settings.public_gate is not None
 
-    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Any]:
+    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Engine]:
         row_tokens = self.settings.max_prompt_tokens + self.settings.document_tokens
         if self.memory is not None:
             row_tokens = self.memory.row_tokens
