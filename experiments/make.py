@@ -49,7 +49,7 @@ TABLES_HEAD = """# All tables
 With SmolLM2-135M-Instruct on two cores, without a GPU, but for the sections that name another
 model. [docs/results.md](../docs/results.md) says what the tables say and how to read them. Every
 section names the command that makes its runs; `python experiments/make.py` writes the page, but for
-the last five sections: their scripts are those of an earlier version, commit 3df397e0.
+the last five sections: the scripts and settings that they name are those of commit 3df397e0.
 """
 
 TEXTS_HEAD = f"""# Texts that the methods wrote
