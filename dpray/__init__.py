@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from dpray.evaluation import rehearse as _rehearse
     from dpray.evaluation import row_check as _row_check
     from dpray.evaluation import settings as _settings
+    from dpray.evaluation.compare import Comparison
+    from dpray.evaluation.rehearse import Rehearsal
     from dpray.io import settings_file as _settings_file
     from dpray.ledger.ledger import Ledger
     from dpray.methods import config as _config
@@ -139,7 +141,7 @@ def check(config: Config, on_progress: OnProgress = no_progress, *, write: bool 
     return found
 
 
-def compare(config: Config, on_progress: OnProgress = no_progress) -> _compare.Comparison:
+def compare(config: Config, on_progress: OnProgress = no_progress) -> Comparison:
     """Plan every method for the same number of texts at the same epsilon, and recommend one. Opens
     no data.
 
@@ -155,7 +157,7 @@ def rehearse(
     out: str | Path,
     on_progress: OnProgress = no_progress,
     **options: Any,
-) -> _rehearse.Rehearsal:
+) -> Rehearsal:
     """Try the methods on public records of the same shape, with true noise, and score them. Opens
     no private data and charges no budget. The folder `out` gets the runs, `rehearsal.json` and
     `rehearsal.html`. `options` are those of `dpray.evaluation.rehearse.rehearse`.

@@ -17,6 +17,7 @@ import dpray
 from dpray.commands.plan import AsJson
 from dpray.commands.run import run_with_progress, show_run
 from dpray.config.config import Config
+from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.io.files import read_json, refuse_cloud, write_durably
 from dpray.io.records import read_rows
 from dpray.methods.config import load_config
@@ -121,7 +122,6 @@ def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, object]:
     path = out / "private" / "evaluation.json"
     if path.exists():
         return read_json(path)
-    from dpray.engines.embedder import SentenceTransformerEmbedder
     from dpray.evaluation.evaluate import evaluate
 
     result = evaluate(
