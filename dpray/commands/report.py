@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from dpray.commands.plan import AsJson
+from dpray.report.page import write_report
+from dpray.report.review import write_review
 from dpray.terminal import one_line
 
 
@@ -31,9 +33,6 @@ def report(
 
     If the run was evaluated, RUN_DIR/private also gets a page with the evaluation.
     """
-    from dpray.report.page import write_report
-    from dpray.report.review import write_review
-
     sample = None if review is None else write_review(run_dir, review, records)
     path, private_path = write_report(run_dir, public)
     if as_json:

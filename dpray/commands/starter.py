@@ -7,12 +7,11 @@ import json
 import re
 import shlex
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain, dropwhile, islice
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -47,7 +46,7 @@ from dpray.io.records import Header, is_empty_file, read_file_header, read_piece
 from dpray.io.table import messages_of, role_of
 from dpray.io.yaml_text import dump_yaml, parse_yaml
 from dpray.methods.config import load_config
-from dpray.types import DATASET_NAME, InputError
+from dpray.types import DATASET_NAME, InputError, Json, ReadOnlyJson
 
 MOST_LOOKED_AT = 1000
 MOST_LABEL_ROWS = 100_000
@@ -84,8 +83,8 @@ Ask = Callable[[str, str | None], str]
 
 
 def starter_values(
-    path: str, form: FileFormat, given: Mapping[str, Any], looks: bool, ask: Ask | None
-) -> dict[str, Any]:
+    path: str, form: FileFormat, given: ReadOnlyJson, looks: bool, ask: Ask | None
+) -> Json:
     """Return the values of a configuration: from options (`given`), else from a person's answers,
     else defaults. Reads the header of the first file and, with `looks`, its first rows. Raises
     InputError that names the missing options."""
@@ -154,7 +153,7 @@ def starter_values(
     }
 
 
-def starter(values: Mapping[str, Any]) -> str:
+def starter(values: ReadOnlyJson) -> str:
     """Return the commented YAML of a configuration. `sizes` are keys of `method`, and `time` is
     what a run with them takes."""
     pages = Environment(
@@ -229,7 +228,7 @@ def in_encoding(
     return replace(form, encoding=answer)
 
 
-def _known_words(given: Mapping[str, Any]) -> list[str]:
+def _known_words(given: ReadOnlyJson) -> list[str]:
     """Return what a person says is in the files: names of columns, and labels."""
     options = (given[key] or "" for key in ("text", "turns", "label", "unit", "labels"))
     return [word.strip() for option in options for word in option.split(",") if word.strip()]
@@ -334,7 +333,7 @@ def _read_label(word: str) -> Label:
     return value if isinstance(value, Label) else word
 
 
-def _check_columns(header: Header, values: Mapping[str, Any]) -> None:
+def _check_columns(header: Header, values: ReadOnlyJson) -> None:
     """Raise InputError for a column that the header does not have, in whole or in part."""
     for option in ("text", "turns", "label", "unit"):
         value = values[option]
@@ -369,7 +368,7 @@ def _columns_of(text: str | None, header: Header) -> str | list[str] | None:
     return [name.strip() for name in text.split(",")]
 
 
-def _check_complete(values: Mapping[str, Any], header: Header) -> None:
+def _check_complete(values: ReadOnlyJson, header: Header) -> None:
     wanted = ["text"] if values["turns"] is None else []
     wanted += ["public_size", "epsilon"]
     has_words = language_of(values["language"]) is not None
@@ -386,7 +385,7 @@ def _check_complete(values: Mapping[str, Any], header: Header) -> None:
         raise InputError("--public-size: not a whole number")
 
 
-def _usual(path: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _usual(path: str, values: ReadOnlyJson) -> Json:
     """Return the values, with defaults for those that are None."""
     name = stem(path)
     usual = {

@@ -13,13 +13,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dpray.io.bucket import BUCKETS
 from dpray.io.files import NOT_IN_URLS, holds_secret, names_cloud

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from dpray.io.records import read_rows
 from dpray.io.snapshot import vanishing_folder
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.runs.plan import Losses, Plan
-from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
+from dpray.types import DprayError, InputError, Json, OnProgress, Progress, Resumable
 
 RunMethod = Callable[[Config, OnProgress], object]
 REPETITIONS = (1, 10, 100)
@@ -150,7 +149,7 @@ def try_canaries(
         (folder / "records.jsonl").symlink_to(f"/proc/{os.getpid()}/fd/{copy.fileno()}")
         _run_copy(plan.config, folder, run, on_progress)
         texts = [str(row["text"]) for _, row in read_rows(str(folder / "run" / "synthetic.jsonl"))]
-        found: list[dict[str, Any]] = [
+        found: list[Json] = [
             {
                 "kind": canary.kind.name,
                 "repetitions": canary.repetitions,
@@ -189,7 +188,7 @@ def _rows(
     data: DataConfig, planted: Sequence[tuple[Canary, dict[str, str]]]
 ) -> Iterator[dict[str, object]]:
     """Yield the records in order, then the canaries with the other columns of the last record."""
-    row: dict[str, Any] = {}
+    row: Json = {}
     for source in list_files(data.path):
         for where, row in read_rows(source, data.format):
             if data.label is None:
@@ -200,7 +199,7 @@ def _rows(
             name = match_label(value, data.label_names, data.label, where)
             yield row | {data.label: data.released_label(name)}
     for number, (canary, names) in enumerate(planted):
-        values: dict[str, Any] = dict(names)
+        values: Json = dict(names)
         if data.label in names:
             values[data.label] = data.released_label(names[data.label])
         for repetition in range(canary.repetitions):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dpray.config.config import DataConfig
 from dpray.engines.base import Embedder, EngineError
+from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.evaluation.evaluate import Labelled, evaluate, verdict
 from dpray.evaluation.personal_data import find_patterns
 from dpray.evaluation.settings import EvaluationSettings
@@ -126,9 +127,6 @@ def _language_of_run(folder: Path) -> str | None:
 def load_embedder(name: str) -> Embedder:
     """Load an embedding model. Raises InputError if there is none."""
     require("embedder", "sentence_transformers")
-    # Importing sentence-transformers takes seconds, which a wrong path should not cost.
-    from dpray.engines.embedder import SentenceTransformerEmbedder
-
     try:
         return SentenceTransformerEmbedder(name)
     except (EngineError, InputError):

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from itertools import chain, zip_longest
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from dpray.config.config import Config
 from dpray.engines.base import Completion, Engine, EngineError
@@ -27,7 +26,15 @@ from dpray.io.public_files import read_few_shot
 from dpray.mechanisms.labels import largest_remainder
 from dpray.runs.forecast import Forecast, rates_here
 from dpray.runs.plan import Plan, PublicCalls
-from dpray.types import InputError, OnProgress, Progress, Resumable, valid_unicode
+from dpray.types import (
+    InputError,
+    Json,
+    OnProgress,
+    Progress,
+    ReadOnlyJson,
+    Resumable,
+    valid_unicode,
+)
 
 FLOOR = "floor.jsonl"
 """The file in a run's folder with the texts of a preview, which are public."""
@@ -42,7 +49,7 @@ HOT = 1.0
 
 def preview(
     plan: Plan, records: int, build: Callable[..., Engine], on_progress: OnProgress, write: bool
-) -> dict[str, Any]:
+) -> Json:
     """Write `records` texts from the plan's public prompts, labels by their public shares, and
     return them with their lengths, times, a forecast of the run, and advice. With `write`, the
     texts are also written to `FLOOR` in the output folder. Raises InputError that names the key
@@ -191,7 +198,7 @@ def run_lines(plan: Plan, forecast: Forecast | None) -> dict[str, str]:
     return lines | (forecast.lines() if forecast else {})
 
 
-def known_bits(plan: Plan, engine: Engine, on_progress: OnProgress) -> dict[str, Any] | None:
+def known_bits(plan: Plan, engine: Engine, on_progress: OnProgress) -> Json | None:
     """Return the bits that the model needs for a byte of a public text: of `method.few_shot`, or of
     a sentence in the language of data.language; None without one, and of an endpoint."""
     settings, data = plan.settings.each[-1], plan.config.data
@@ -213,8 +220,8 @@ def known_bits(plan: Plan, engine: Engine, on_progress: OnProgress) -> dict[str,
 def advice(
     plan: Plan,
     calls: PublicCalls,
-    texts: Sequence[Mapping[str, Any]],
-    known: Mapping[str, Any] | None,
+    texts: Sequence[ReadOnlyJson],
+    known: ReadOnlyJson | None,
 ) -> list[str]:
     """Return what to change, by key, from public texts and settings."""
     data, sampling = plan.config.data, calls.requests[0].sampling
@@ -253,7 +260,7 @@ def advice(
     return found
 
 
-def write_floor(config: Config, texts: Sequence[Mapping[str, Any]]) -> Path:
+def write_floor(config: Config, texts: Sequence[ReadOnlyJson]) -> Path:
     """Write the texts that are not empty, with their labels, and return the file."""
     path = Path(config.output.path) / FLOOR
     path.parent.mkdir(parents=True, exist_ok=True)

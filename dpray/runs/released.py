@@ -40,7 +40,7 @@ from dpray.runs.privacy_report import (
     Repeats,
 )
 from dpray.runs.session import Session
-from dpray.types import Budget, DprayError
+from dpray.types import Budget, DprayError, ReadOnlyJson
 from dpray.version import __version__
 from dpray.workers.failures import REPEATED_AFTER
 
@@ -55,7 +55,7 @@ FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
 
 
 def privacy_report(
-    session: Session[Plan], run: Mapping[str, Any], part: MethodPart, records: int
+    session: Session[Plan], run: ReadOnlyJson, part: MethodPart, records: int
 ) -> PrivacyReport:
     """Return the report of a run; `run` is its run.json, and `part` the method's part."""
     plan, config = session.plan, session.config

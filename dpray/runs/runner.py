@@ -16,7 +16,6 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from typing import Any
 
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
 from dpray.config.config import DataConfig
@@ -42,6 +41,7 @@ from dpray.types import (
     Budget,
     BudgetRefused,
     InputError,
+    Json,
     MissingLedger,
     OnProgress,
     Progress,
@@ -461,7 +461,7 @@ class Run:
 
     # run.json
 
-    def _shaping(self) -> dict[str, Any]:
+    def _shaping(self) -> Json:
         """Return the part of the configuration that shapes the output."""
         config = self.plan.config
         values = config.model_dump(mode="json", exclude={"runtime": True, "output": True})
@@ -521,14 +521,14 @@ def _digests(value: object, key: str = "") -> dict[str, list[str]]:
     }
 
 
-def changed_keys(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
+def changed_keys(before: Json, now: Json) -> set[str]:
     """Return the keys of `engine`, `embedder` and `method`, for a chain those of its second method,
     that have other values in two configurations, and the names of other sections that differ."""
     old, new = _flat(before), _flat(now)
     return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
 
 
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
+def _flat(config: Json) -> Json:
     sections = _sections(config)
     others = {name: value for name, value in config.items() if name not in sections}
     first = config["method"].get("methods", [])[:-1]
@@ -536,7 +536,7 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     return others | {"methods.0": first} | keys
 
 
-def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _sections(config: Json) -> dict[str, Json]:
     """Return the sections whose keys may change one by one."""
     method = config["method"]
     return {

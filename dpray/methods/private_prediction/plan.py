@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
 
 from dpray.accounting.event import Event
 from dpray.config.config import Config
@@ -44,13 +43,7 @@ from dpray.methods.private_prediction.prompts import (
 from dpray.methods.private_prediction.sections import sections_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.forecast import Work
-from dpray.runs.plan import (
-    Plan,
-    PublicCalls,
-    Reads,
-    TokenLimit,
-    is_within_epsilon,
-)
+from dpray.runs.plan import Plan, PublicCalls, Reads, TokenLimit, is_within_epsilon
 from dpray.types import InputError
 from dpray.workers.rows import Row
 
@@ -305,7 +298,7 @@ class PrivatePredictionPlan(Plan):
         ones at all."""
         return self.settings.candidates != "all" or self.settings.public_gate is not None
 
-    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Any]:
+    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Engine]:
         row_tokens = self.settings.max_prompt_tokens + self.settings.document_tokens
         if self.memory is not None:
             row_tokens = self.memory.row_tokens

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 import numpy as np
 
 from dpray.engines.finite_rows import highest
-from dpray.extras import Late
+from dpray.extras import torch
 from dpray.methods.private_prediction.logits import (
     EXP_GRID,
     GRID,
@@ -33,13 +33,8 @@ from dpray.methods.private_prediction.logits import (
     sample_softmax,
 )
 
-# Imported late: a plan holds a mechanism and needs no torch.
 if TYPE_CHECKING:
-    import torch
-
     from dpray.methods.private_prediction.mechanism import PrivateToken
-else:
-    torch = Late("torch")
 
 
 GROUP_TILE = 2**22

@@ -16,13 +16,7 @@ import pytest
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
-from dpray.engines.base import (
-    DeviceLost,
-    Following,
-    LockstepGroup,
-    LockstepResult,
-    nothing_follows,
-)
+from dpray.engines.base import DeviceLost, Following, LockstepGroup, LockstepResult, nothing_follows
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.public_files import FewShot
 from dpray.io.template_file import Template
