@@ -202,6 +202,10 @@ def is_code(name: str) -> bool:
     return name.replace(".", "").lstrip("-").isdecimal()
 
 
+OTHER = "other"
+"""If this is one of the public values of an attribute, it stands for all other ones."""
+
+
 def label_name(value: object) -> str:
     """Return a label's name. A name's name is itself. A value that JSON does not have, such as a
     date, goes by its text."""
