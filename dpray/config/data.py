@@ -47,7 +47,10 @@ Quote = Annotated[str, BeforeValidator(lambda sign: "" if sign is None else sign
 """`data.quote=` is null in YAML, and no sign."""
 
 
-RELEASED = ("text", "label", "control", "terms", "batch", "finish_reason", "tokens", "iteration")
+RELEASED = (
+    "text", "label", "control", "terms", "batch", "finish_reason", "tokens", "iteration",
+    "not_private",
+)  # fmt: skip
 """The fields that a released record may have next to its attributes."""
 
 MOST_CELLS = 200_000

@@ -73,7 +73,7 @@ class MethodSettings(Section):
     calls_after: ClassVar[str | None] = None
     """The mechanism after which that is so; None: it always is."""
     takes_attributes: ClassVar[bool] = False
-    """Whether the texts are written for values of `data.attributes`."""
+    """If so, the texts are written for values of `data.attributes`."""
 
     @property
     def training_size(self) -> tuple[int, int]:

@@ -160,8 +160,8 @@ def to_row(
     empty text or another label that is skipped.
 
     With `column_values`, the public values of other columns, the row has those columns too, as
-    texts in `columns`. A value of an attribute that is none of them is `OTHER`, if that is one: a
-    rule on that row only. Raises InputError naming the row, also for any other value.
+    texts in `columns`. An unknown value of an attribute is `OTHER` if that is a public one: a rule
+    on that row only. Raises InputError naming the row, also for any other value.
     """
     if data.after is not None and not after(data.after).keeps(row, where):
         return None

@@ -15,11 +15,13 @@ from ray.exceptions import WorkerCrashedError
 
 from dpray.accounting.events import DiscreteGaussian
 from dpray.config.config import Config
+from dpray.config.data import RELEASED
 from dpray.evaluation.row_check import check_rows
 from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.dp_sgd import release
 from dpray.methods.dp_sgd.control_codes import draw_values
+from dpray.report.card import FIELDS
 from dpray.runs import session
 from dpray.types import InputError
 from tests.workers.outcomes import lines
@@ -133,6 +135,10 @@ def test_what_does_not_fit_is_refused(
     with pytest.raises(InputError) as wrong:
         methods.make_plan(config(**ATTRIBUTES | changes))
     assert message in str(wrong.value)
+
+
+def test_no_attribute_takes_a_field_of_the_release() -> None:
+    assert {*FIELDS, "not_private"} == {*RELEASED}
 
 
 def test_other_methods_refuse_attributes(settings: Callable[..., dict[str, Any]]) -> None:
