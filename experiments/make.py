@@ -84,6 +84,7 @@ RESULTS: Sections = {
     "With public texts of the kind": four_methods_picture.section,
     "A smaller model": None,
     "First releases": None,
+    "Attributes, measured in pairs": None,
 }
 
 TABLES: Sections = {

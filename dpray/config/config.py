@@ -79,7 +79,17 @@ class Config(Section):
     @model_validator(mode="after")
     def _labels_leave_epsilon(self) -> Self:
         privacy, is_measured = self.privacy, self.data.label_proportions == "measured"
-        if is_measured and privacy.epsilon_labels >= privacy.epsilon:
+        if self.data.attributes:
+            if not self.method.each[-1].takes_attributes:
+                raise ValueError(f"data.attributes: are not for {self.method.each[-1].name}")
+            if not privacy.delta:
+                raise ValueError(
+                    "privacy.delta: data.attributes are measured with Gaussian noise, which takes "
+                    "a delta above 0"
+                )
+            if privacy.for_attributes >= privacy.epsilon:
+                raise ValueError("privacy.epsilon_attributes: leaves nothing of privacy.epsilon")
+        elif is_measured and privacy.epsilon_labels >= privacy.epsilon:
             raise ValueError("privacy.epsilon_labels: leaves nothing of privacy.epsilon")
         return self
 

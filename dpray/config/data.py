@@ -48,6 +48,16 @@ Quote = Annotated[str, BeforeValidator(lambda sign: "" if sign is None else sign
 """`data.quote=` is null in YAML, and no sign."""
 
 
+RELEASED = (
+    "text", "label", "control", "terms", "batch", "finish_reason", "tokens", "iteration",
+    "not_private",
+)  # fmt: skip
+"""The fields that a released record may have next to its attributes."""
+
+MOST_CELLS = 200_000
+"""The most combinations of values of the label and the attributes: one table has their shares."""
+
+
 class DataConfig(Section):
     path: str = Field(
         description="JSONL, JSON, CSV, TSV, Parquet or Arrow, also .gz, .zst, .bz2 or .zip; a "
@@ -92,6 +102,12 @@ class DataConfig(Section):
         None,
         description="public share of each label; null: uniform; measured: by a DP histogram that "
         "costs privacy.epsilon_labels",
+    )
+    attributes: dict[Column, tuple[Label, ...]] = Field(
+        {},
+        description="PUBLIC: the values of further columns, which texts are written for; how often "
+        "they and the labels come together is measured, which costs privacy.epsilon_attributes. "
+        "`other`, if it is one of them, stands for all that are not",
     )
     after: Annotated[str | None, AfterValidator(is_after)] = Field(
         None,
@@ -193,6 +209,15 @@ class DataConfig(Section):
             check_labels(labels)
         return labels
 
+    @field_validator("attributes", mode="before")
+    @classmethod
+    def _attributes_are_kept(cls, attributes: object) -> object:
+        for values in attributes.values() if isinstance(attributes, Mapping) else ():
+            if not isinstance(values, list | tuple) or len(values) < 2:
+                raise ValueError("each column has a list of two or more values")
+            check_labels(values)
+        return attributes
+
     @field_validator("label_proportions", "label_about", mode="before")
     @classmethod
     def _by_name(cls, values: object) -> object:
@@ -244,6 +269,27 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _attributes_fit(self) -> DataConfig:
+        if not self.attributes:
+            return self
+        if self.label is not None and self.label_proportions != "measured":
+            raise ValueError(
+                "label_proportions: are measured together with data.attributes; set it to measured"
+            )
+        taken = {*self.text_columns, self.label, self.unit, *RELEASED}
+        if both := sorted(column for column in self.attributes if column in taken):
+            raise ValueError(
+                f"attributes: '{both[0]}' is another column of the records or of the release; "
+                "leave it out there, or rename it"
+            )
+        if (cells := math.prod(map(len, self.public_values.values()))) > MOST_CELLS:
+            raise ValueError(
+                f"attributes: their values and the labels have {cells:,} combinations, more than "
+                f"{MOST_CELLS:,}; give fewer values, with `other` for the rare ones"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_source_of_texts(self) -> DataConfig:
         if len({*self.roles}) < len(self.roles):
             raise ValueError("roles: a role is given twice")
@@ -275,7 +321,9 @@ class DataConfig(Section):
     @property
     def columns(self) -> frozenset[str]:
         """Return the columns that keys of this section name. No other is read."""
-        others = (self.label, self.unit, self.after and after(self.after).column)
+        others = (
+            self.label, self.unit, self.after and after(self.after).column, *self.attributes
+        )  # fmt: skip
         return frozenset([*self.text_columns, *(name for name in others if name is not None)])
 
     def text_of(self, row: Mapping[str, object], where: Where) -> str:
@@ -303,11 +351,31 @@ class DataConfig(Section):
         """Return the label with this name, as released; None for data without labels."""
         return None if self.label is None else self.label_names[name]
 
+    @property
+    def attribute_names(self) -> dict[str, dict[str, Label]]:
+        """Return the values of each of `attributes` by name."""
+        return {
+            column: {label_name(value): value for value in values}
+            for column, values in self.attributes.items()
+        }
+
+    @property
+    def public_values(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of the values of the label and of the attributes, by column."""
+        labels = {} if self.label is None else {self.label: tuple(self.label_names)}
+        return labels | {column: tuple(names) for column, names in self.attribute_names.items()}
+
     def of_public_files(self) -> DataConfig:
         """Return the section for public records with the same columns, without units and blank
         texts."""
         return self.model_copy(
-            update={"unit": None, "max_records_per_unit": 1, "empty": "skip", "after": None}
+            update={
+                "unit": None,
+                "max_records_per_unit": 1,
+                "empty": "skip",
+                "after": None,
+                "attributes": {},
+            }
         )
 
     @property

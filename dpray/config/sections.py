@@ -68,6 +68,8 @@ class MethodSettings(Section):
     section's name: post-processing of what was published, so they may change during a run."""
     calls_after: ClassVar[str | None] = None
     """The mechanism after which that is so; None: it always is."""
+    takes_attributes: ClassVar[bool] = False
+    """If so, the texts are written for values of `data.attributes`."""
 
     @property
     def training_size(self) -> tuple[int, int]:
@@ -207,6 +209,16 @@ class PrivacyConfig(Section):
     epsilon_labels: Positive = Field(
         0.1, description="the share of epsilon for data.label_proportions: measured"
     )
+    epsilon_attributes: Positive | None = Field(
+        None,
+        description="what the histograms of data.attributes may cost by themselves, labels "
+        "included; null: 0.4 of epsilon. Together with the method they cost less",
+    )
+
+    @property
+    def for_attributes(self) -> float:
+        """Return `epsilon_attributes`. An infinite epsilon pays as one of 10 does."""
+        return self.epsilon_attributes or 0.4 * min(self.epsilon, 10.0)
 
     @field_validator("dataset")
     @classmethod

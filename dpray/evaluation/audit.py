@@ -15,7 +15,8 @@ from dpray.evaluation.canaries import RunMethod, check_canaries, make_canaries, 
 from dpray.io.columns import text_of
 from dpray.io.file_list import list_files
 from dpray.io.records import read_rows
-from dpray.mechanisms.monte_carlo import audit_target, labels_target
+from dpray.mechanisms.labels import LabelHistogram
+from dpray.mechanisms.monte_carlo import attributes_target, audit_target, labels_target
 from dpray.methods.registry import make_plan, released_losses
 from dpray.runs.plan import Plan, label_histogram
 from dpray.types import InputError, OnProgress
@@ -92,7 +93,10 @@ def _bounds(
     if not plan.config.not_private:
         targets = list(plan.audit_targets())
         if (histogram := label_histogram(plan.config)) is not None:
-            targets.insert(0, labels_target(histogram))
+            if isinstance(histogram, LabelHistogram):
+                targets.insert(0, labels_target(histogram))
+            else:
+                targets.insert(0, attributes_target(histogram))
         alpha, delta = (1 - confidence) / len(targets), plan.config.privacy.delta
         findings = [audit_target(each, trials, delta, alpha, on_progress) for each in targets]
     return {

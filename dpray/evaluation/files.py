@@ -7,16 +7,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dpray.config.config import DataConfig
 from dpray.engines.base import Embedder, EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder
-from dpray.evaluation.evaluate import Labelled, evaluate, verdict
+from dpray.evaluation.columns import compare_columns
+from dpray.evaluation.evaluate import Labelled, evaluate, split, verdict
 from dpray.evaluation.personal_data import find_patterns
 from dpray.evaluation.settings import EvaluationSettings
 from dpray.extras import require
 from dpray.io.after import after
-from dpray.io.columns import column_of, cut_share, is_empty, label_name, plain_value, text_of
+from dpray.io.columns import (
+    OTHER,
+    column_of,
+    cut_share,
+    is_empty,
+    label_name,
+    plain_value,
+    text_of,
+    value_name,
+)
 from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Row, Where
@@ -76,6 +87,17 @@ def evaluate_files(
     text_of = text_reader(settings, schema or {})
     persons = "real" if settings.train is None else "train"
     units: list[str] = []
+    run = _data_of_run(Path(settings.synthetic))
+    listed = run.get("attributes") or {}
+    names = [*listed] if settings.attributes is None else listed_columns(settings.attributes)
+    attributes: dict[str, list[Row]] = {name: [] for name in paths}
+
+    def keep(name: str, row: Row, where: Where) -> None:
+        if name == persons and (unit := settings.unit):
+            units.append(label_name(plain_value(column_of(row, unit, where), unit, where)))
+        if name != "floor":
+            attributes[name].append({column: column_of(row, column, where) for column in names})
+
     sets = {
         name: read_labelled(
             path,
@@ -83,15 +105,15 @@ def evaluate_files(
             text_of,
             settings.label or LABEL,
             forms[name],
-            (settings.unit, units) if settings.unit and name == persons else None,
             settings.after if name in ("real", "train") else None,
+            partial(keep, name),
         )
         for name, path in paths.items()
         if path is not None
     }
     if settings.label and sets["real"][0][1] is None:
         raise InputError(f"--label: no record of --real has a label in '{settings.label}'")
-    language = settings.language or _language_of_run(Path(settings.synthetic))
+    language = settings.language or run.get("language")
     result = evaluate(
         sets["real"],
         sets["synthetic"],
@@ -104,6 +126,8 @@ def evaluate_files(
         words=words_of(*topic_words(language)),
         on_progress=on_progress,
     )
+    if names:
+        result["columns"] = compare_attributes(sets, _named(attributes, listed), settings.seeds)
     result["warnings"] += embedder_advice(settings.embedder, language, "--embedder")
     result["personal_data"] = find_patterns((text for text, _ in sets["synthetic"]), language)
     result["summary"] = verdict(result, cut_share(_rows(settings.synthetic, "--synthetic")))
@@ -115,13 +139,50 @@ def evaluate_files(
     return result
 
 
-def _language_of_run(folder: Path) -> str | None:
-    """Return the data.language of a run's folder, None for other files."""
+def _data_of_run(folder: Path) -> dict[str, Any]:
+    """Return the section `data` of a run's folder, {} for other files."""
     if not (folder / RUN).is_file():
-        return None
-    data = (read_json(folder / RUN).get("config") or {}).get("data") or {}
-    language = data.get("language")
-    return language if isinstance(language, str) else None
+        return {}
+    return (read_json(folder / RUN).get("config") or {}).get("data") or {}
+
+
+def compare_attributes(
+    sets: Mapping[str, Sequence[Labelled]], attributes: Mapping[str, Sequence[Row]], seeds: int
+) -> dict[str, object] | None:
+    """Compare the labels and attributes of records as columns, each and in pairs; without `train`
+    the real records are halved as `evaluate` halves them."""
+    rows: dict[str, list[Labelled]] = {
+        name: [
+            (text, json.dumps(({} if label is None else {LABEL: label}) | own))
+            for (text, label), own in zip(records, attributes[name], strict=True)
+        ]
+        for name, records in sets.items()
+        if name != "floor"
+    }
+    other, tested = (rows["train"], rows["real"]) if "train" in rows else split(rows["real"])
+    sides = [[str(own) for _, own in side] for side in (rows["synthetic"], other, tested)]
+    return compare_columns(sides[0], sides[1], sides[2], seeds)
+
+
+def _named(
+    sets: Mapping[str, Sequence[Row]], listed: Mapping[str, Sequence[object]]
+) -> dict[str, list[Row]]:
+    """Return the records with the names of their values, as a run reads them: 5.0 may be 5, and a
+    value that is not `listed`, or without a list not in the release, may be `OTHER`."""
+    known = {
+        column: {value_name(value) for value in listed.get(column, ())}
+        or {value_name(row[column]) for row in sets["synthetic"]}
+        for column in sets["synthetic"][0]
+    }
+
+    def name(column: str, value: object) -> str:
+        found = value_name(value, known[column])
+        return OTHER if found not in known[column] and OTHER in known[column] else found
+
+    return {
+        side: [{column: name(column, row[column]) for column in known} for row in rows]
+        for side, rows in sets.items()
+    }
 
 
 def load_embedder(name: str) -> Embedder:
@@ -135,17 +196,23 @@ def load_embedder(name: str) -> Embedder:
 
 def text_reader(settings: EvaluationSettings, schema: Mapping[str, object]) -> TextOf:
     """Return the function that makes a record's text of its row, as a run does."""
-    columns = [name.strip() for name in settings.text.split(",")]
+    columns = listed_columns(settings.text, "--text")
     if settings.turns is not None:
         if settings.text != TEXT:
             raise InputError("--turns: give --text or --turns, not both")
         return partial(turns_text, column=settings.turns, roles=None)
-    if len({*columns}) < len(columns):
-        raise InputError("--text: a column is given twice")
     if len(columns) == 1:
         return partial(text_of, column=settings.text)
     json_columns = [name for name in json_columns_of(schema) if name in columns]
     return partial(object_text, columns=columns, json_columns=json_columns)
+
+
+def listed_columns(names: str, key: str = "--attributes") -> list[str]:
+    """Return names of columns that have commas between them."""
+    columns = [name.strip() for name in names.split(",")]
+    if len({*columns}) < len(columns):
+        raise InputError(f"{key}: a column is given twice")
+    return columns
 
 
 def _rows_after(rule: str | None, rows: Iterable[tuple[Where, Row]]) -> Iterable[tuple[Where, Row]]:
@@ -158,12 +225,12 @@ def read_labelled(
     read_text: TextOf,
     label: str,
     form: FileFormat,
-    persons: tuple[str, list[str]] | None = None,
     rule: str | None = None,
+    further: Callable[[Row, Where], None] = lambda row, where: None,
 ) -> list[Labelled]:
     """Read the records of files, or of the release in a run's folder; blank texts are left out, and
-    rows that the `rule`, of the form of `data.after`, does not keep. The units of the records go
-    into the list of `persons`, from the column that it names."""
+    rows that the `rule`, of the form of `data.after`, does not keep. `further` gets the row of each
+    record."""
     released = Path(path) / RELEASED
     if (Path(path) / RUN).exists() and not released.exists():
         raise InputError(f"{key}: {path}: a run's folder without {RELEASED}, not finished")
@@ -182,9 +249,7 @@ def read_labelled(
             if records and (record[1] is None) != (records[0][1] is None):
                 raise InputError(f"{where}: some records have a label, some have none")
             records.append(record)
-            if persons is not None:
-                column, found = persons
-                found.append(label_name(plain_value(column_of(row, column, where), column, where)))
+            further(row, where)
     if not records:
         raise InputError(f"{path}: no records")
     return records

@@ -46,6 +46,12 @@ class EvaluationSettings(Section):
         description="Column of the label, which records must then have; without this option, "
         "`label` if there is one. In a release it may also be named `label`.",
     )
+    attributes: str | None = Field(
+        None,
+        description="Columns next to the text, with commas between: they, the label and their "
+        "pairs are compared, in place of a table's columns. By default data.attributes of the run "
+        "in --synthetic.",
+    )
     after: Annotated[str | None, AfterValidator(is_after)] = Field(
         None,
         description="COLUMN > VALUE: only these real records are read, as by data.after.",

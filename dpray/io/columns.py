@@ -208,6 +208,10 @@ def words_of(name: str) -> str:
     return name.replace("_", " ") if re.fullmatch(r"[^\W_]+(_[^\W_]+)+", name) else ""
 
 
+OTHER = "other"
+"""If this is one of the public values of an attribute, it stands for all other ones."""
+
+
 def label_name(value: object) -> str:
     """Return a label's name. A name's name is itself. A value that JSON does not have, such as a
     date, goes by its text."""

@@ -24,6 +24,7 @@ import scipy
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
+from dpray.mechanisms.attributes import PairHistograms
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.votes import VoteHistogram, count_votes
 from dpray.types import InputError, OnProgress, Progress
@@ -226,6 +227,23 @@ def labels_target(histogram: LabelHistogram) -> Target:
         return laplace_scores((released - OTHERS)[:, None], k, histogram.scale)
 
     return Target("label histogram", f"{k} more of one label", histogram.dp_event, draw)
+
+
+def attributes_target(histogram: PairHistograms) -> Target:
+    """Audit the histograms of pairs; all records of the unit have the same values."""
+    k, m = histogram.records_per_unit, len(histogram.pairs)
+    record = {column: values[0] for column, values in histogram.domains.items()}
+    touched_M = np.flatnonzero(histogram.count([record]))
+
+    def draw(with_unit: bool, trials: int) -> Scores:
+        counts_M = histogram.count([record] * (OTHERS + k * with_unit))[touched_M]
+        released = histogram(np.tile(counts_M, trials)).reshape(trials, m)
+        # This sum is a sufficient statistic of Gaussian noise.
+        summed: Scores = released.sum(axis=1, dtype=np.float64)[None]
+        return summed
+
+    what = f"{k} more record(s) of the same values in each of {m} histogram(s)"
+    return Target("attribute histograms", what, histogram.dp_event, draw, max(1, 20_000 // m))
 
 
 def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> Target:

@@ -235,10 +235,11 @@ def release(session: Session[Plan]) -> Release:
 
 def as_run(session: Session[Plan], plan: Plan) -> Plan:
     """Return a method's plan with what is known since it was made: the actors' GPUs, the files'
-    digests and the measured label proportions."""
+    digests, and the measured label proportions and attributes."""
     known = {"runtime": session.config.runtime, "data": session.config.data}
     config = plan.config.model_copy(update=known)
-    return replace(plan, config=config, proportions=session.plan.proportions)
+    measured = session.plan
+    return replace(plan, config=config, proportions=measured.proportions, joint=measured.joint)
 
 
 def check_same_event(plan: Plan, charged: Plan) -> None:

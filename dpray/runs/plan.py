@@ -22,6 +22,7 @@ from dpray.engines.model_path import tuned_without_noise, with_bases
 from dpray.engines.requests import Request
 from dpray.engines.text import TextCodec
 from dpray.io.languages import embedder_advice
+from dpray.mechanisms.attributes import PairHistograms, Values, noise_for
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.monte_carlo import Target
 from dpray.runs.forecast import Work
@@ -95,12 +96,14 @@ class Plan(ABC):
     """The plan of one method; all of it is public.
 
     `proportions` is the public share of each label. If the shares are measured, it has a stand-in
-    until then. `settings` are the method's keys.
+    until then. `joint` has the shares of combinations of values of the label and the attributes
+    once they are measured. `settings` are the method's keys.
     """
 
     config: Config
     proportions: Mapping[str, float]
     settings: MethodSettings
+    joint: Mapping[Values, float] = field(default_factory=dict, repr=False, kw_only=True)
 
     @property
     @abstractmethod
@@ -144,7 +147,7 @@ class Plan(ABC):
 
     @property
     def reads(self) -> Reads:
-        return Reads(self._labels())
+        return Reads(self.config.data.public_values)
 
     def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Any]:
         """Return the function that loads the run's model; it can be sent to an actor."""
@@ -207,10 +210,6 @@ class Plan(ABC):
         if not config.not_private and was_tuned_without_noise(config.engine.model):
             summary["warnings"].append(TUNED_WITHOUT_NOISE)
         return summary
-
-    def _labels(self) -> dict[str, Sequence[str]]:
-        data = self.config.data
-        return {data.label: tuple(data.label_names)} if data.label else {}
 
 
 @dataclass(frozen=True)
@@ -386,23 +385,29 @@ def within_epsilon(plan: P, noise_multiplier: float) -> P:
     return plan
 
 
-def label_histogram(config: Config) -> LabelHistogram | None:
-    """Return the mechanism that measures the label proportions; None without one, and for one
-    method of a chain, as the whole run measures them. Raises InputError if its noise is too large
-    to be drawn."""
-    if config.data.label_proportions != "measured" or config.spent is not None:
+def label_histogram(config: Config) -> LabelHistogram | PairHistograms | None:
+    """Return the mechanism that measures the label proportions, or them and the attributes; None
+    without one, and for one method of a chain, as the whole run measures them. Raises InputError if
+    its noise is too large to be drawn."""
+    data, privacy, unit = config.data, config.privacy, config.data.max_records_per_unit
+    is_measured = data.label_proportions == "measured" or data.attributes
+    if not is_measured or config.spent is not None:
         return None
-    data = config.data
-    epsilon, unit = config.privacy.epsilon_labels, data.max_records_per_unit
     try:
-        return LabelHistogram(tuple(data.label_names), epsilon, unit)
+        if not data.attributes:
+            return LabelHistogram(tuple(data.label_names), privacy.epsilon_labels, unit)
+        columns = len(data.public_values)
+        histograms = max(1, math.comb(columns, 2))
+        noise_std = noise_for(privacy.for_attributes, privacy.delta, histograms, unit)
+        return PairHistograms(data.public_values, noise_std, unit)
     except ValueError as error:
-        raise InputError(f"privacy.epsilon_labels: {error}") from None
+        key = "epsilon_attributes" if data.attributes else "epsilon_labels"
+        raise InputError(f"privacy.{key}: {error}") from None
 
 
 def with_spent(config: Config, event: Event) -> Event:
     """Compose a method's event with what the run spends before it: `config.spent`, or the measured
-    label proportions."""
+    label proportions and attributes."""
     before = config.spent
     if before is None and (histogram := label_histogram(config)) is not None:
         before = histogram.dp_event

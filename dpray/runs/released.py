@@ -77,14 +77,15 @@ def privacy_report(
         not_covered.append(TUNED_WITHOUT_NOISE)
     noise_source = part.noise_source
     if histogram and INTEGER_NOISE_SOURCE not in noise_source:
-        noise_source += f"; the label proportions: {INTEGER_NOISE_SOURCE}"
+        what = "attributes" if config.data.attributes else "label proportions"
+        noise_source += f"; the {what}: {INTEGER_NOISE_SOURCE}"
     public_inputs = {
         "model": config.engine.model if config.engine.kind != "none" else None,
         "public_size": config.data.public_size,
         "labels": list(config.data.labels),
         "salt": session.salt,
     } | dict(part.public_inputs)
-    for key in ("about", "label_about", "language", "after"):
+    for key in ("about", "label_about", "language", "after", "attributes"):
         if value := getattr(config.data, key):
             public_inputs[key] = _rule_shown(value) if key == "after" else value
     common = {

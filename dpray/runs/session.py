@@ -33,6 +33,7 @@ from dpray.engines.rates import Rates
 from dpray.engines.requests import Ask, Request
 from dpray.io.files import DISK_FULL, disk_is_full, make_private, owners_only, write_durably
 from dpray.ledger.ledger import RunLedger
+from dpray.mechanisms.attributes import PairHistograms, margins
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
@@ -329,7 +330,8 @@ class Session(Generic[P_co]):
             )
 
     def measure_labels(self) -> None:
-        """Replace the assumed label proportions of a plan that measures them."""
+        """Replace the assumed label proportions of a plan that measures them, and give it the
+        shares of combinations with the attributes."""
         if (histogram := label_histogram(self.config)) is None:
             return
         output = self.published("labels")
@@ -337,7 +339,12 @@ class Session(Generic[P_co]):
             self.show("counting labels")
             with self.shards(LabelCounter) as shards:
                 output = self.publish_once("labels", noisy_labels, shards, histogram)
-        self.plan = replace(self.plan, proportions=output["proportions"])
+        if isinstance(histogram, LabelHistogram):
+            self.plan = replace(self.plan, proportions=output["proportions"])
+            return
+        joint = histogram.shares(output["noisy_counts"])
+        labels = margins(joint).get(self.config.data.label or "", self.plan.proportions)
+        self.plan = replace(self.plan, proportions=labels, joint=joint)
 
     # Private records
 
@@ -461,25 +468,32 @@ class Asked:
 
 
 class LabelCounter:
-    """A shard's exact counts of labels, which are private."""
+    """A shard's exact counts of labels, or of pairs of attributes, which are private."""
 
     def __init__(self, config: Config) -> None:
         histogram = label_histogram(config)
         assert histogram is not None
         self._histogram = histogram
-        self._counts_N = np.zeros(len(histogram.labels), dtype=np.int64)
+        self._counts_N = histogram.count(())
 
     def load(self, rows: Sequence[Row]) -> None:
-        self._counts_N += self._histogram.count(row["label"] for row in rows)
+        if isinstance(self._histogram, LabelHistogram):
+            self._counts_N += self._histogram.count(row["label"] for row in rows)
+        else:  # a column of Arrow's maps comes back as pairs
+            self._counts_N += self._histogram.count(dict(row["columns"]) for row in rows)
 
     def counts(self) -> npt.NDArray[np.int64]:
         return self._counts_N
 
 
-def noisy_labels(shards: Shards[LabelCounter], histogram: LabelHistogram) -> dict[str, object]:
-    """Return the noisy counts of the `LabelCounter`s and the proportions that follow from them;
-    this is the one run of the histogram's mechanism."""
+def noisy_labels(
+    shards: Shards[LabelCounter], histogram: LabelHistogram | PairHistograms
+) -> dict[str, object]:
+    """Return the noisy counts of the `LabelCounter`s, and the label proportions that follow from
+    those of labels; this is the one run of the histogram's mechanism."""
     noisy_N = histogram(np.sum(shards.each(LabelCounter.counts), axis=0))
+    if isinstance(histogram, PairHistograms):
+        return {"noisy_counts": noisy_N.tolist()}
     return {
         "noisy_counts": dict(zip(histogram.labels, noisy_N.tolist(), strict=True)),
         "proportions": histogram.proportions(noisy_N),

@@ -17,7 +17,7 @@ from dpray.config.config import Config, DataConfig
 from dpray.engines.base import EngineError
 from dpray.extras import Late
 from dpray.io.after import after
-from dpray.io.columns import column_of, is_empty, is_known, match_label, value_name
+from dpray.io.columns import OTHER, column_of, is_empty, is_known, match_label, value_name
 from dpray.io.file_list import file_digest, list_files
 from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, last_row, numbered, read_piece
@@ -160,7 +160,8 @@ def to_row(
     empty text or another label that is skipped.
 
     With `column_values`, the public values of other columns, the row has those columns too, as
-    texts in `columns`. Raises InputError naming the row, also for any other value.
+    texts in `columns`. An unknown value of an attribute is `OTHER` if that is a public one: a rule
+    on that row only. Raises InputError naming the row, also for any other value.
     """
     if data.after is not None and not after(data.after).keeps(row, where):
         return None
@@ -293,6 +294,8 @@ def _public_values(
             columns[name] = match_label(column_of(row, name, where), data.label_names, name, where)
             continue
         columns[name] = value_name(column_of(row, name, where), values)
+        if columns[name] not in values and name in data.attributes and OTHER in values:
+            columns[name] = OTHER
         if columns[name] not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
     return columns

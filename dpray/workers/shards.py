@@ -48,12 +48,16 @@ from dpray.workers.memory import Role, reserved
 from dpray.workers.placement import run_placement
 from dpray.workers.rows import (
     CHUNK,
+    ROWS,
+    WITH_COLUMNS,
     Row,
+    RowsOf,
     check_cut_files,
     data_pieces,
     local_rows,
     ray_rows,
     record_rows,
+    tables_of,
     without_words,
 )
 
@@ -96,7 +100,7 @@ class Shards(Generic[W]):
         self._local: W | None = None
         if not config.runtime.uses_ray:
             self._local = worker(config, *arguments)
-            rows = local_rows(config.data, partial(record_rows, data=config.data))
+            rows = local_rows(config.data, _rows_of(config))
             for start in range(0, len(rows), CHUNK):
                 self._local.load(rows[start : start + CHUNK])
             return
@@ -231,11 +235,19 @@ class ShardActor:
             return method(self._worker, *arguments)
 
 
+def _rows_of(config: Config) -> RowsOf:
+    """Return the reader of a piece's rows, with the label's and the attributes' columns if there
+    are attributes."""
+    columns = config.data.public_values if config.data.attributes else None
+    return partial(record_rows, data=config.data, column_values=columns)
+
+
 def _blocks(config: Config) -> list[object]:
     """Return references to blocks of rows."""
     run_placement().make_room(for_shards=True)
     with own_errors():
-        rows = ray_rows(config, partial(record_rows, data=config.data))
+        schema = WITH_COLUMNS if config.data.attributes else ROWS
+        rows = ray_rows(config, _rows_of(config), partial(tables_of, schema=schema), schema)
         if config.runtime.actors > 1:
             rows = rows.repartition(target_num_rows_per_block=CHUNK)
         blocks: list[object] = rows.to_arrow_refs()

@@ -336,3 +336,41 @@ def test_a_release_has_its_own_columns_though_a_table_has_the_same(tmp_path):
     of_columns = reader("text,label")
     made = read_labelled(str(tmp_path), "--synthetic", of_columns, "label", AS_RECOGNISED)
     assert made == [(row["text"], "a")]
+
+
+def attributed(records, ward_of):
+    """Each record has a ward, one by its label or one for all."""
+    return "".join(
+        json.dumps({"text": text, "label": label, "ward": ward_of(label, n), "age": n % 3}) + "\n"
+        for n, (text, label) in enumerate(records)
+    )
+
+
+def test_attributes_and_their_pairs_are_compared(app, tmp_path, without_a_model):
+    """The run's list says which columns, and that wards not in it are `other`: wards alone are as
+    they should be, and with the label they are not."""
+    real, run = tmp_path / "real.jsonl", tmp_path / "run"
+    labels = [*dict.fromkeys(label for _, label in notes(40, 1))]
+    wards = dict(zip(labels, (1.0, 99, 98), strict=False))
+    real.write_text(attributed(notes(60, 1), lambda label, n: wards[label]))
+    run.mkdir()
+    names = [1, *(["other"] * (len(labels) - 1))]
+    mixed = attributed(notes(60, 2), lambda label, n: names[n // len(labels) % len(labels)])
+    (run / "synthetic.jsonl").write_text(mixed)
+    data = {"attributes": {"ward": [1, "other"], "age": [0, 1, 2]}}
+    (run / "run.json").write_text(json.dumps({"config": {"data": data}}))
+    files = {"real": str(real), "synthetic": str(run), "seeds": 2}
+
+    found = evaluate_files(EvaluationSettings(**files))["columns"]
+
+    assert set(found["one_way"]) == {"label", "ward", "age"}
+    pairs = {tuple(each["columns"]): each["synthetic_to_real"]["mean"] for each in found["pairs"]}
+    assert set(pairs) == {("label", "ward"), ("label", "age"), ("ward", "age")}
+    assert pairs["label", "ward"] > 0.3 > pairs["ward", "age"]
+    assert found["one_way"]["ward"]["synthetic_to_real"]["mean"] < 0.3
+    named = evaluate_files(EvaluationSettings(**files, attributes="ward"))["columns"]
+    assert set(named["one_way"]) == {"label", "ward"}
+    with pytest.raises(InputError, match="no column 'bed'"):
+        evaluate_files(EvaluationSettings(**files, attributes="bed"))
+    with pytest.raises(InputError, match="--attributes: a column is given twice"):
+        evaluate_files(EvaluationSettings(**files, attributes="ward, ward"))

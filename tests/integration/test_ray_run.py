@@ -127,9 +127,18 @@ from dpray.methods.config import parse_config
 from dpray.methods.registry import make_plan
 from dpray.methods.dp_sgd.release import shards_here, shards_on_ray
 from dpray.methods.dp_sgd.training.token_files import MappedUnits
+from dpray.runs.session import LabelCounter
 from dpray.workers import rows
 from dpray.workers.cluster import start_ray
 from dpray.workers.placement import placed
+from dpray.workers.shards import Shards
+
+def counts(**runtime):
+    runtime = plan.config.runtime.model_copy(update=runtime)
+    shards = Shards(plan.config.model_copy(update={"runtime": runtime}), LabelCounter)
+    found = sum(shards.each(LabelCounter.counts)).tolist()
+    shards.close()
+    return found
 
 def units(name, write):
     (folder := Path(sys.argv[2], name)).mkdir()
@@ -141,9 +150,11 @@ def units(name, write):
 plan = make_plan(parse_config(json.loads(sys.argv[1])))
 rows.PIECE_BYTES = 2000
 _, here = units("here", shards_here)
+counted = counts(ray_address="none")
 start_ray(None)
 with placed(plan.config, lambda progress: None, True):
     number, there = units("there", shards_on_ray)
+    assert counts() == counted and sum(counted), counted
 assert here == there and number > 1, (number, len(here), len(there))
 print(len(there))
 """
@@ -166,8 +177,9 @@ def test_records_are_encoded_on_the_cluster_as_here(
         method={
             "name": "dp_sgd", "batch_size": 6, "epochs": 1, "noise_multiplier": 4.0,
             "control_columns": {"label": "Kind", "stars": "Stars"},
-            "control_values": {"stars": {0: 0.5, 1: 0.5}}, "records": 4, "max_length": 64,
+            "records": 4, "max_length": 64,
         },
+        data__attributes={"stars": [0, 1]}, data__label_proportions="measured",
         data__unit=unit, data__max_records_per_unit=2 if unit else 1,
         data__public_size=20_000 if unit else 60, runtime__ray_address=None,
     )  # fmt: skip

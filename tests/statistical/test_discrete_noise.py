@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from dpray.mechanisms.attributes import PairHistograms
 from dpray.mechanisms.discrete_noise import discrete_gaussian, discrete_laplace
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.votes import VoteHistogram
@@ -41,6 +42,10 @@ LAWS: dict[str, tuple[Callable[..., np.ndarray], Callable[[float], np.ndarray]]]
     "label histogram": (
         lambda counts, scale: LabelHistogram(("a", "b"), 3 / scale, 3)(counts),
         laplace_law,
+    ),
+    "attribute histograms": (
+        lambda counts, sigma: PairHistograms({"x": ("a", "b")}, sigma, 3)(counts),
+        gaussian_law,
     ),
     "vote histogram": (lambda counts, sigma: VoteHistogram(sigma, 3)(counts), gaussian_law),
 }

@@ -17,10 +17,10 @@ import numpy as np
 from dpray.config.config import DataConfig, EngineConfig
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
-from dpray.mechanisms.labels import largest_remainder
+from dpray.mechanisms.attributes import Values
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_sgd.algorithm import TextEncoder
-from dpray.methods.dp_sgd.settings import DpSgdSettings, Values
+from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.dp_sgd.training.step import TrainingText
 from dpray.types import InputError
 from dpray.workers.rows import Row
@@ -114,6 +114,12 @@ def most_code_tokens(max_length: int) -> int:
 def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
     """Return the codes of the configured columns. Raises InputError that names the key."""
     names = settings.control_columns or ({data.label: data.label} if data.label else {})
+    if data.attributes and data.label not in {None, *names}:
+        raise InputError(
+            "method.control_columns: has to name data.label, too, which is measured together with "
+            "data.attributes"
+        )
+    names = names | {column: column for column in data.attributes if column not in names}
     joint = {column for values in settings.combinations for column, _ in values} & set(names)
     if data.label in joint:
         if data.label_proportions is not None:
@@ -129,16 +135,22 @@ def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
                 f"method.control_combinations: no combination has the label {min(missing)}; give "
                 "one, or leave the label out of data.labels"
             )
-    others = set(names) - {data.label}
+    others = set(names) - {data.label, *data.attributes}
     for column in sorted(others ^ (set(settings.shares) - (joint & {data.label}))):
         if column == data.label:
             why = f"{column} is data.label; its shares are data.label_proportions"
+        elif column in data.attributes:
+            why = f"{column} is one of data.attributes, whose shares are measured"
         elif column in others:
             why = f"gives no shares of the values of {column}, which is in method.control_columns"
         else:
             why = f"{column} is not in method.control_columns"
         raise InputError(f"method.control_values: {why}")
-    known = ({data.label: data.proportions} if data.label else {}) | settings.shares
+    equal = {
+        column: dict.fromkeys(values, 1 / len(values))
+        for column, values in data.public_values.items()
+    }
+    known = equal | ({data.label: data.proportions} if data.label else {}) | settings.shares
     words = {data.label: data.label_about} if data.label else {}
     return ControlCodes(names, {column: known[column] for column in names}, words=words)
 
@@ -146,14 +158,19 @@ def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
 def draw_values(
     groups: Iterable[Mapping[Values, float]], number: int, rng: np.random.Generator
 ) -> Sequence[dict[str, str]]:
-    """Give each of `number` texts the values of one combination of every group, each combination by
-    its share, the groups independent of each other. `rng` is public."""
+    """Give each of `number` texts the values of one combination of every group, the groups
+    independent of each other. `rng` is public.
+
+    A group is sampled systematically: at equal steps along its cumulated shares, so that any
+    consecutive combinations, such as all of a label, get their share but for one text.
+    """
     drawn: list[dict[str, str]] = [{} for _ in range(number)]
     for shares in groups:
-        counts = largest_remainder(number, shares)
-        values = [combination for combination, count in counts.items() for _ in range(count)]
-        for text, place in zip(drawn, rng.permutation(number), strict=True):
-            text.update(values[place])
+        ends = np.cumsum([*shares.values()])
+        steps = (np.arange(number) + rng.random()) / number * ends[-1]
+        combinations, places = [*shares], np.searchsorted(ends[:-1], steps, side="right")
+        for text, place in zip(drawn, rng.permutation(places), strict=True):
+            text.update(combinations[place])
     return drawn
 
 

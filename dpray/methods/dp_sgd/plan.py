@@ -23,6 +23,7 @@ from dpray.engines.schema.forms import schema_for
 from dpray.engines.schema.schema import Schema
 from dpray.engines.text import TextCodec, codec_of, token_counter
 from dpray.io.public_files import read_terms
+from dpray.mechanisms.attributes import Values, margins
 from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import (
@@ -31,7 +32,7 @@ from dpray.methods.dp_sgd.control_codes import (
     draw_values,
     most_code_tokens,
 )
-from dpray.methods.dp_sgd.settings import DpSgdSettings, Values
+from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep
 from dpray.runs.forecast import Work
 from dpray.runs.plan import (
@@ -129,7 +130,9 @@ class DpSgdPlan(Plan):
         control = {name: tuple(shares) for name, shares in self.settings.shares.items()}
         most = self.settings.max_length
         limit = TokenLimit("method.max_length", most, lambda codec: 0, tokens)
-        columns = self._labels() | control | self._labels()
+        # Public combinations with the label may leave some of its values out.
+        public = self.config.data.public_values
+        columns = public | control | public
         is_measured = label_histogram(self.config) is not None
         return Reads(columns, token_limits=(limit,), checked_first=is_measured)
 
@@ -154,24 +157,26 @@ class DpSgdPlan(Plan):
     @property
     def shares(self) -> dict[str, Mapping[str, float]]:
         """Return the public share of each value of every control column."""
-        values = self.codes.values
+        values, measured = self.codes.values, margins(self.joint)
         return {
-            column: self.proportions if column == self.config.data.label else values[column]
+            column: self.proportions
+            if column == self.config.data.label
+            else measured.get(column, values[column])
             for column in self.codes.names
         }
 
     @property
     def groups(self) -> list[Mapping[Values, float]]:
         """Return the shares of combinations of values, for each group of columns that is drawn by
-        itself: a column, or those of `control_combinations`."""
-        joint = self.settings.combinations
-        drawn = {column for values in joint for column, _ in values}
+        itself: a column, those of `control_combinations`, or the label and the attributes."""
+        joint = [each for each in (self.joint, self.settings.combinations) if each]
+        drawn = {column for shares in joint for column, _ in next(iter(shares))}
         groups: list[Mapping[Values, float]] = [
             {((column, value),): share for value, share in shares.items()}
             for column, shares in self.shares.items()
             if column not in drawn
         ]
-        return [*groups, joint] if joint else groups
+        return [*groups, *joint]
 
     @property
     def work(self) -> Work:

@@ -289,13 +289,15 @@ def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> li
 
 
 def to_record(text: str, values: Mapping[str, str], data: DataConfig) -> dict[str, object]:
-    """Return a released record; the values of control columns except the label's are in
-    `control`."""
-    control = {column: value for column, value in values.items() if column != data.label}
+    """Return a released record, with a field for each attribute; the values of further control
+    columns are in `control`."""
+    attributes = {column: of[values[column]] for column, of in data.attribute_names.items()}
+    own = {data.label, *attributes}
+    control = {column: value for column, value in values.items() if column not in own}
     name = values.get(data.label or "")
     label = None if name is None else data.released_label(name)
     record: dict[str, object] = {"text": text, "label": label}
-    return record | ({"control": control} if control else {})
+    return record | attributes | ({"control": control} if control else {})
 
 
 def report(session: DpSgdSession, files: Mapping[str, str], repeated: int) -> MethodPart:

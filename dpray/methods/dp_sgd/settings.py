@@ -7,7 +7,6 @@ texts. `runtime.actors` is the number of ranks on Ray.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from itertools import chain
 from typing import Annotated, ClassVar, Literal
@@ -26,12 +25,10 @@ from dpray.config.sections import (
     TextSettings,
 )
 from dpray.io.columns import value_name
+from dpray.mechanisms.attributes import Values, margins
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 
 Value = Annotated[str, BeforeValidator(value_name)]
-Values = tuple[tuple[str, str], ...]
-"""Values of several columns: each column's name with its value."""
-
 
 PAPER: Mapping[str, object] = {
     "tuning": "full", "epochs": 50.0, "batch_size": 4096, "clip_norm": 1.0, "optimizer": "adamw",
@@ -56,6 +53,7 @@ class DpSgdSettings(TrainingSettings, TextSettings):
         "method.top_p", "method.schema",
     }  # fmt: skip
     calls_after: ClassVar[str | None] = "model"
+    takes_attributes: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "paper": PAPER,
         "paper_medium": {**PAPER, "epochs": 25.0},
@@ -87,7 +85,9 @@ class DpSgdSettings(TrainingSettings, TextSettings):
         "one is written",
     )
     control_columns: dict[Column, str] = Field(
-        {}, description="column to the name it has in the control code, in order; {}: the label"
+        {},
+        description="column to the name it has in the control code, in order; {}: the label. "
+        "data.attributes that are not there follow by their own names",
     )
     control_values: dict[Column, dict[Value, float]] = Field(
         {},
@@ -155,8 +155,4 @@ class DpSgdSettings(TrainingSettings, TextSettings):
     @property
     def shares(self) -> dict[str, dict[str, float]]:
         """Return the share of each value of the control columns that are given."""
-        summed: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        for values, share in self.combinations.items():
-            for column, value in values:
-                summed[column][value] += share
-        return {name: dict(shares) for name, shares in {**self.control_values, **summed}.items()}
+        return {**self.control_values, **margins(self.combinations)}

@@ -277,7 +277,7 @@ class PrivatePredictionPlan(Plan):
             return max(len(codec.ids(each)) for each in sections_of(row["text"], K))
 
         limit = TokenLimit(key, most, self._rest, longest, K == 1 and may_have_more)
-        return Reads(self._labels(), (limit,))
+        return Reads(self.config.data.public_values, (limit,))
 
     def _rest(self, codec: TextCodec) -> int:
         """Return the tokens of a row without its private text: of its prompt, and those drawn."""
