@@ -51,8 +51,9 @@ endif
 demo: $(INSTALLED)
 	$(BIN)/dpray demo
 
+# out/tests.xml has the seconds of the suite and of each of its tests.
 test: $(INSTALLED)
-	$(PYTEST) -m "not chaos"
+	$(PYTEST) -m "not chaos" --junitxml=out/tests.xml
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
