@@ -241,13 +241,18 @@ def shard_with(starts: list[Any], wait: float = 60.0) -> _Shard:
     return _Shard(lambda: starts.pop(0)(), [], config)
 
 
-class Answering:
-    def call(self, method: Any) -> Any:
-        return method()
+def answering() -> Any:
+    """Actors whose class travels as a value: they would import all of this file otherwise."""
+
+    class Answering:
+        def call(self, method: Any) -> Any:
+            return method()
+
+    return ray.remote(num_cpus=0)(Answering)
 
 
 def test_another_actor_without_room_is_not_waited_for_without_end() -> None:
-    actor: Any = ray.remote(num_cpus=0)(Answering)
+    actor = answering()
     shard = shard_with([actor.remote, actor.options(num_cpus=1000).remote], wait=0.5)
     ray.kill(shard.actor)
     shard.ask(os.getpid)
@@ -262,7 +267,7 @@ def test_the_actors_of_a_run_that_are_alive_are_counted() -> None:
     actor: Any = ray.remote(num_cpus=0)(ShardActor)
     made = [actor.remote(None, lambda config: config) for _ in range(2)]
     ray.get([each.__ray_ready__.remote() for each in made])
-    other: Any = ray.remote(num_cpus=0)(Answering).remote()
+    other = answering().remote()
     assert ray.get(other.call.remote(os.getpid)) and actors_alive() == before + 2
     ray.kill(made.pop())
     wait_for(lambda: actors_alive() == before + 1)
@@ -271,7 +276,7 @@ def test_the_actors_of_a_run_that_are_alive_are_counted() -> None:
 
 
 def test_what_may_be_the_rows_own_is_not_replaced_nor_a_shard_without_its_rows() -> None:
-    actor: Any = ray.remote(num_cpus=0)(Answering)
+    actor = answering()
     shard = shard_with([actor.remote])
     rows_lost: Any = ObjectLostError("0" * 56, None, "")  # type: ignore[arg-type]
     for error in (ValueError("x"), rows_lost):
