@@ -14,9 +14,9 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-# Three processes on two cores, because tests on a cluster wait for half of their time, each with a Ray cluster of its own: a
-# file's tests run in one of them. The longest files come first (tests/conftest.py). A process that dies ends the
-# tests: what it started may still be running.
+# Three processes on two cores, because tests on a cluster wait for half of their time. A file's tests run in one of them, and
+# so do the files that share a Ray cluster or vLLM; the longest come first (tests/conftest.py). A process that dies ends
+# the tests: what it started may still be running.
 # The words are `make lint`'s.
 PROCESSES := 3
 WORDS := tests/docs/test_words.py
@@ -51,8 +51,9 @@ endif
 demo: $(INSTALLED)
 	$(BIN)/dpray demo
 
+# out/tests.xml has the seconds of the suite and of each of its tests.
 test: $(INSTALLED)
-	$(PYTEST) -m "not chaos"
+	$(PYTEST) -m "not chaos" --junitxml=out/tests.xml
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -13,8 +13,13 @@ TOKEN = uuid.uuid4().hex
 """The tests' clusters alone take it: they are not open to everybody, and need no token of this
 account."""
 
-# Ray reads them once in a process, so that they are there before any test imports it.
-os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+# Ray reads them once in a process, so that they are there before any test imports it. A training
+# has one process less without Ray Train's watcher, which looks for notices of a cloud.
+os.environ |= {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": TOKEN,
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+}
 
 
 @pytest.fixture(scope="session")

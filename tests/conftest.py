@@ -28,23 +28,69 @@ hypothesis_settings.load_profile("repeatable")
 
 pytest_plugins = ["tests.clusters", "tests.databases"]
 
+TOGETHER = {
+    "cluster": (
+        "faults/test_kills.py",
+        "integration/test_job.py",
+        "integration/test_admission.py",
+        "integration/test_aug_pe_ray.py",
+        "integration/test_ray_run.py",
+        "faults/test_shards.py",
+        "workers/test_gathering.py",
+        "workers/test_accountant_actor.py",
+        "integration/test_memory.py",
+    ),
+    "vllm": (
+        "tests/test_two_worlds.py",
+        "engines/test_vllm.py",
+        "engines/test_conformance.py",
+        "engines/test_not_numbers.py",
+        "engines/test_unreadable_tokens.py",
+        "engines/test_parts.py",
+        "engines/test_weights.py",
+    ),
+}
+"""Files that one process runs. They share the fixture `cluster`, or vLLM, whose import takes ten
+seconds of a core."""
 
 LONGEST = (
-    "test_serve.py",
-    "test_kills.py",
-    "test_two_worlds.py",
-    "test_job.py",
-    "test_zero.py",
-    "test_mechanisms.py",
-    "test_nodes.py",
-    "test_ray_run.py",
-    "test_extreme_numbers.py",
-    "test_gpu_placement.py",
-    "test_aug_pe_ray.py",
-    "test_figures.py",
+    *TOGETHER["cluster"],
+    "integration/test_serve.py",
+    *TOGETHER["vllm"],
+    "faults/test_notice.py",
+    "faults/test_nodes.py",
+    "integration/test_zero.py",
+    "gpu/test_figures.py",
+    "integration/test_gpu_placement.py",
+    "evaluation/test_mechanisms.py",
+    "tests/test_extreme_numbers.py",
+    "engines/test_second_runner.py",
 )
-"""The files that take longest, in this order; the rest of their folders come after them. Every
-third one has no cluster: three clusters at a time take much memory."""
+"""The files that take longest, in this order; the rest of their folders come after them."""
+
+
+def name_of(file: Path) -> str:
+    """Return its name and its folder's: `tests/chaos` has a test_kills.py too."""
+    return "/".join(file.parts[-2:])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process whole files, or all files that share something."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+    return Together(config, log)
+
+
+def scope_of(nodeid: str) -> str:
+    """Return the name of what one process runs as a whole: a group of files, or a file."""
+    file = nodeid.partition("::")[0]
+    name = name_of(ROOT / file)
+    return next((group for group in TOGETHER if name in TOGETHER[group]), file)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,11 +99,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def place(item: pytest.Item) -> tuple[int, bool, bool]:
-        path = item.path
-        if path not in slow:
+        name = name_of(item.path)
+        if item.path not in slow:
             return (len(LONGEST), True, True)
-        first = LONGEST.index(path.name) if path.name in LONGEST else len(LONGEST)
-        return (first, path.parent.name != "integration", False)
+        first = LONGEST.index(name) if name in LONGEST else len(LONGEST)
+        return (first, not name.startswith("integration/"), False)
 
     items.sort(key=place)
 

@@ -43,7 +43,7 @@ class PairHistograms:
     to at most one count of each histogram, so a unit changes each histogram by at most k in L1, and
     so in L2. Every count of the public `domains` gets noise, those without a record too. A
     histogram costs `DiscreteGaussian(noise_std, k)`, and all of them together `dp_event`.
-    Proof: docs/privacy.md, section 1.7.
+    Proof: docs/privacy.md, section 1.8.
 
     Raises ValueError for no columns, an empty or ambiguous domain, and a bad noise or unit size.
 

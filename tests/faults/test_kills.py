@@ -26,7 +26,6 @@ from dpray.types import Budget, BudgetRefused
 from dpray.workers.failures import Kind
 from dpray.workers.placement import Placement
 from tests.faults.driver import build
-from tests.faults.trainings import assert_charged, held_in_mid_training
 from tests.integration.processes import Cluster, Ended, Runs, fill, small_disk_at, wait_for
 
 pytestmark = pytest.mark.slow
@@ -205,23 +204,3 @@ def test_2000_copies_of_a_text(
     report = run.here(capfd, cluster.address).report
     assert report["batches"]["published"] == 12 and report["batches"]["repeated"] == 0
     run.assert_whole(report)
-
-
-@pytest.mark.usefixtures("driver")
-def test_a_worker_lost_in_mid_training(
-    training: MakeRuns, cluster: Cluster, capfd: pytest.CaptureFixture[str]
-):
-    """The runner, and nothing else, restarts the training from the last checkpoint; so it does when
-    the driver, one of two workers and a node are lost one after the other (`make chaos`)."""
-    run = training(runtime__actors=1)
-
-    def kill_the_worker() -> None:
-        with held_in_mid_training(run, None, cluster.head):
-            [worker] = cluster.workers("RayTrainWorker")
-            worker.kill()
-
-    with ThreadPoolExecutor(1) as pool:
-        killed = pool.submit(kill_the_worker)
-        report = run.here(capfd, cluster.address).report
-    killed.result()
-    assert_charged(run, report, faults=1)

@@ -6,6 +6,7 @@ Two actors of three CPUs do not both fit the head.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,7 @@ def test_node_lost_in_mid_batch(
 def test_driver_then_a_worker_then_a_node_lost_in_mid_training(
     training: Callable[..., Runs], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The runner, and nothing else, restarts the training from the last checkpoint. The suite has
-    `test_a_worker_lost_in_mid_training` and `test_node_lost_in_mid_batch`."""
+    """The suite has a worker of a training lost below, and a node in mid-batch above."""
     run = training(**WIDE)
     with another_node(cluster, tmp_path / "first.out") as node:
         process = run.start()
@@ -78,15 +78,25 @@ def test_driver_then_a_worker_then_a_node_lost_in_mid_training(
             assert_charged(run, run.finish(process).report, faults=3)
 
 
-@pytest.mark.parametrize("lost", ["TrainController", "SynchronizationActor"])
-def test_an_actor_of_ray_train_lost_in_mid_training(
-    training: Callable[..., Runs], cluster: Cluster, lost: str
+@pytest.mark.usefixtures("driver")
+def test_a_worker_and_each_actor_of_ray_train_lost_in_mid_training(
+    training: Callable[..., Runs], cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The ranks of the next attempt get the room of the last ones. This cluster, with room for no
-    other rank, has no dashboard, without which Ray Train leaves a lost controller's group."""
-    run = training(runtime__actors=1, runtime__cpus_per_actor=3)
-    process = run.start()
-    with held_in_mid_training(run, process, cluster.head):
-        [actor] = cluster.workers(lost)
-        actor.kill()
-    assert_charged(run, run.finish(process).report, faults=1)
+    """The runner, and nothing else, restarts the training from the last checkpoint. The ranks of
+    the next attempt get the room of the last ones: this cluster, with room for no other rank, has
+    no dashboard, without which Ray Train leaves a lost controller's group."""
+    lost = ("RayTrainWorker", "SynchronizationActor", "TrainController")
+    keys = {"runtime__actors": 1, "runtime__cpus_per_actor": 3}
+    run = training(**keys, runtime__max_attempts=len(lost) + 1)
+
+    def kill_each() -> None:
+        for name in lost:
+            with held_in_mid_training(run, None, cluster.head):
+                [actor] = cluster.workers(name)
+                actor.kill()
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_each)
+        report = run.here(capfd, cluster.address).report
+    killed.result()
+    assert_charged(run, report, faults=len(lost), least=5 * len(lost))

@@ -58,12 +58,13 @@ def run_here(*command: str | Path) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize("least", [2, 1])
+@pytest.mark.parametrize("least", [pytest.param(2, marks=pytest.mark.chaos), 1])
 def test_a_training_goes_on_elsewhere_after_a_notice(
     training: Callable[..., Runs], cluster: Cluster, tmp_path: Path, least: int
 ) -> None:
     """Two ranks of three CPUs do not both fit the head. It goes on with two on another machine, or
-    with one if that is enough and no other machine comes."""
+    with one if that is enough and no other machine comes. That it waits for two is in
+    `test_admission` too."""
     run = training(runtime__cpus_per_actor=3, runtime__min_ranks=least)
     with another_node(cluster, tmp_path / "first.out") as node:
         process = run.start(**WATCHED)

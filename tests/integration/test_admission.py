@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
 from dpray.methods.config import load_config
 from dpray.methods.registry import make_plan
-from dpray.types import Budget, Progress
+from dpray.types import Budget, Progress, Resumable
+from dpray.workers.placement import placed, run_placement
 from tests.faults.driver import build
 from tests.integration.processes import Cluster, Runs
 
@@ -54,20 +55,25 @@ def several(runs: Callable[..., Runs], tmp_path: Path) -> Callable[..., list[Run
     return make
 
 
-@pytest.fixture
-def full(cluster: Cluster) -> Iterator[None]:
-    """Somebody else has all CPUs of the cluster."""
+@contextmanager
+def taken(cpus: int) -> Iterator[None]:
+    """Somebody else has so many CPUs of the cluster."""
     import ray
 
-    @ray.remote(num_cpus=2)
     class Somebody:
         def is_there(self) -> bool:
             return True
 
-    somebody: Any = Somebody.remote()
+    somebody: Any = ray.remote(num_cpus=cpus)(Somebody).remote()
     assert ray.get(somebody.is_there.remote())
     yield
     ray.kill(somebody)
+
+
+@pytest.fixture
+def full(cluster: Cluster) -> Iterator[None]:
+    with taken(2):
+        yield
 
 
 def test_dp_kps_counts_with_the_shards_that_have_room(
@@ -93,21 +99,59 @@ def test_aug_pe_has_room_for_a_voter_and_an_engine(
     assert_charged_once(run)
 
 
-def test_two_runs_of_aug_pe_share_a_cluster(several: Callable[..., list[Runs]]) -> None:
-    both = several(2, method=AUG_PE, runtime__actors=2)
-    processes = [run.start() for run in both]
-    for run, process in zip(both, processes, strict=True):
-        assert run.finish(process).report["records"] == 6
+def test_two_runs_of_aug_pe_share_a_cluster(
+    several: Callable[..., list[Runs]], cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = several(2, method=AUG_PE, runtime__actors=2)
+    assert_share(first, second, cluster, capfd)
+    for run in (first, second):
+        assert len(run.synthetic()) == 6
         assert_charged_once(run)
 
 
-def test_three_runs_share_a_cluster(several: Callable[..., list[Runs]]) -> None:
-    """Each would take both CPUs: two wait, and then one."""
+def test_a_run_waits_for_another_one_that_has_the_cluster(
+    several: Callable[..., list[Runs]], cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each would take both CPUs. Eight are in the storm."""
     keys = {"runtime__cpus_per_actor": 2, "runtime__memory_per_actor": 0.25}
-    three = several(3, method__max_records=12, **keys)
-    processes = [run.start() for run in three]
-    for run, process in zip(three, processes, strict=True):
-        run.assert_whole(run.finish(process).report)
+    first, second = several(2, method__max_records=12, **keys)
+    for run, report in zip(
+        (first, second), assert_share(first, second, cluster, capfd), strict=True
+    ):
+        run.assert_whole(report)
+
+
+def assert_share(
+    first: Runs, second: Runs, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> list[dict[str, Any]]:
+    """Both are done at the same time, one of them in this process. Return their reports."""
+    process = first.start()
+    report = second.here(capfd, cluster.address).report
+    return [first.finish(process).report, report]
+
+
+def test_a_training_begins_with_the_ranks_that_have_room_and_never_with_fewer_than_it_may(
+    runs: Callable[..., Runs],
+) -> None:
+    """`make chaos` has it go on with all of its ranks on another machine."""
+
+    def ranks(actors: int, least: int, lost: int = 0) -> int:
+        keys = {"runtime__actors": actors, "runtime__min_ranks": least, "runtime__wait": 2}
+        method = {"name": "dp_sgd", "batch_size": 20, "max_length": 32}
+        run = runs(method=method, runtime__memory_per_actor=0.25, **keys)
+        config = load_config(str(run.config), [])
+        with placed(config, lambda progress: None, is_new=True), ExitStack() as others:
+            if lost:  # with a machine, after the run had its place
+                run_placement().give_back()
+                others.enter_context(taken(lost))
+            return run_placement().ranks(config)
+
+    assert ranks(4, 1) == ranks(2, 2) == 2
+    assert (ranks(2, 1, lost=1), ranks(2, 2, lost=1)) == (1, 2), "Ray Train waits for the second"
+    with taken(1):
+        assert ranks(2, 1) == 1
+        with pytest.raises(Resumable, match="waits for 1 of 2 actors"):
+            ranks(2, 2)
 
 
 @pytest.mark.chaos

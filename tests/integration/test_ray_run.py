@@ -9,12 +9,33 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import dpray.workers.cluster as cluster_module
+from dpray.io.file_list import file_digests
+from dpray.mechanisms.randomness import generator, new_key
+from dpray.methods.config import parse_config
+from dpray.methods.dp_sgd.algorithm import fine_tune
+from dpray.methods.dp_sgd.release import shards_here, shards_on_ray
+from dpray.methods.dp_sgd.training.model import load_loss, save_model
+from dpray.methods.dp_sgd.training.token_files import MappedUnits
+from dpray.methods.dp_sgd.training.training import ReferenceTrainer
+from dpray.methods.registry import make_plan
+from dpray.runs.plan import Plan
+from dpray.runs.session import LabelCounter
+from dpray.types import InputError
+from dpray.workers.cluster import hash_files
+from dpray.workers.placement import placed
+from dpray.workers.shards import Shards
+from tests.integration import train_driver
 from tests.integration.processes import MARKER, Cluster, Runs, environment
+from tests.methods.dp_sgd.training.states import weights_of
 
 pytestmark = pytest.mark.slow
 
@@ -82,92 +103,42 @@ def test_what_ray_reports_does_not_stand_in_our_answer(cluster: Cluster):
     assert ended.stdout == "answer\n"
 
 
-HASHED = """
-import sys
-import ray
-from dpray.io.file_list import file_digests
-from dpray.types import InputError
-from dpray.workers import cluster
-from dpray.workers.cluster import start_ray
-
-folder, missing = sys.argv[1:]
-start_ray(None)
-cluster.HASHED_HERE = 0
-cluster.file_digest = None  # this process hashes nothing
-shares = []
-assert cluster.hash_files(folder, shares.append) == file_digests(folder)
-assert shares == sorted(shares) and shares[-1] == 1
-cluster.list_files = lambda path: [path]
-try:
-    cluster.hash_files(missing, shares.append)
-except InputError as error:
-    print(error)
-"""
-
-
-def test_tasks_hash_the_files_and_an_error_names_the_file(cluster: Cluster, tmp_path: Path):
-    folder = tmp_path / "parts"
+@pytest.mark.usefixtures("driver")
+def test_tasks_hash_the_files_and_an_error_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder, missing = tmp_path / "parts", str(tmp_path / "gone.jsonl")
     folder.mkdir()
     for number in range(20):
         (folder / f"{number:02}.jsonl").write_text(f'{{"text": "{MARKER.decode()} {number}"}}\n')
-    ended = subprocess.run(
-        [sys.executable, "-c", HASHED, str(folder), str(tmp_path / "gone.jsonl")],
-        env=environment(RAY_ADDRESS=cluster.address),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.stdout == f"{tmp_path}/gone.jsonl: cannot be read (FileNotFoundError)\n", ended
-
-
-SHARDS = """
-import json, sys
-from pathlib import Path
-from dpray.methods.config import parse_config
-from dpray.methods.registry import make_plan
-from dpray.methods.dp_sgd.release import shards_here, shards_on_ray
-from dpray.methods.dp_sgd.training.token_files import MappedUnits
-from dpray.runs.session import LabelCounter
-from dpray.workers import rows
-from dpray.workers.cluster import start_ray
-from dpray.workers.placement import placed
-from dpray.workers.shards import Shards
-
-def counts(**runtime):
-    runtime = plan.config.runtime.model_copy(update=runtime)
-    shards = Shards(plan.config.model_copy(update={"runtime": runtime}), LabelCounter)
-    found = sum(shards.each(LabelCounter.counts)).tolist()
-    shards.close()
-    return found
-
-def units(name, write):
-    (folder := Path(sys.argv[2], name)).mkdir()
-    shards = write(plan, folder)
-    mapped = MappedUnits(folder, sorted(shards))
-    texts = (mapped[number] for number in range(len(mapped)))
-    return len(shards), sorted([(text.ids.tolist(), text.given) for text in unit] for unit in texts)
-
-plan = make_plan(parse_config(json.loads(sys.argv[1])))
-rows.PIECE_BYTES = 2000
-_, here = units("here", shards_here)
-counted = counts(ray_address="none")
-start_ray(None)
-with placed(plan.config, lambda progress: None, True):
-    number, there = units("there", shards_on_ray)
-    assert counts() == counted and sum(counted), counted
-assert here == there and number > 1, (number, len(here), len(there))
-print(len(there))
-"""
+    monkeypatch.setattr(cluster_module, "HASHED_HERE", 0)
+    monkeypatch.setattr(cluster_module, "file_digest", None)  # this process hashes nothing
+    shares: list[float] = []
+    assert hash_files(str(folder), shares.append) == file_digests(str(folder))
+    assert shares == sorted(shares) and shares[-1] == 1
+    monkeypatch.setattr(cluster_module, "list_files", lambda path: [path])
+    with pytest.raises(InputError) as refused:
+        hash_files(missing, shares.append)
+    assert str(refused.value) == f"{missing}: cannot be read (FileNotFoundError)"
 
 
 @pytest.mark.parametrize("unit", [None, "user"])
+@pytest.mark.usefixtures("driver")
 def test_records_are_encoded_on_the_cluster_as_here(
     records_file: Path,
     settings: Callable[..., dict[str, Any]],
-    cluster: Cluster,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     unit: str | None,
 ):
+    def units(name: str, write: Callable[[Plan, Path], Any]) -> tuple[int, list[Any]]:
+        (folder := tmp_path / name).mkdir()
+        shards = write(plan, folder)
+        mapped = MappedUnits(folder, sorted(shards))
+        texts = (mapped[number] for number in range(len(mapped)))
+        plain = [[(text.ids.tolist(), text.given) for text in unit] for unit in texts]
+        return len(shards), sorted(plain)
+
     rows = [json.loads(line) for line in records_file.read_text().splitlines()]
     rows = [row | {"user": f"u{i % 17}", "stars": i % 2} for i, row in enumerate(rows)]
     # Pieces of a file that hold the same texts.
@@ -183,11 +154,45 @@ def test_records_are_encoded_on_the_cluster_as_here(
         data__unit=unit, data__max_records_per_unit=2 if unit else 1,
         data__public_size=20_000 if unit else 60, runtime__ray_address=None,
     )  # fmt: skip
-    ended = subprocess.run(
-        [sys.executable, "-c", SHARDS, json.dumps(keys), str(tmp_path)],
-        env=environment(RAY_ADDRESS=cluster.address),
-        capture_output=True,
-        text=True,
-        check=False,
+
+    def counts(**runtime: Any) -> list[int]:
+        section = plan.config.runtime.model_copy(update=runtime)
+        shards = Shards(plan.config.model_copy(update={"runtime": section}), LabelCounter)
+        with closing(shards):
+            found: list[int] = sum(shards.each(LabelCounter.counts)).tolist()
+        return found
+
+    plan = make_plan(parse_config(keys))
+    monkeypatch.setattr("dpray.workers.rows.PIECE_BYTES", 2000)
+    _, here = units("here", shards_here)
+    with placed(plan.config, lambda progress: None, True):
+        number, there = units("there", shards_on_ray)
+        assert sum(counted := counts()) and counted == counts(ray_address="none")
+    assert here == there and number > 1
+    assert len(there) == (17 if unit else 60)
+
+
+@pytest.mark.usefixtures("driver")
+def test_two_ranks_of_ray_train_make_the_references_steps(
+    cluster: Cluster, model_folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With adapters and ZeRO 2. One rank and four are in `test_zero`."""
+    out, scratch = tmp_path / "model", tmp_path / "scratch"
+    train_driver.fine_tune_on_ray(model_folder, str(out), str(scratch))
+    assert capfd.readouterr().out == ""
+    for path in [*scratch.rglob("*"), *cluster.logs()]:
+        assert not path.is_file() or MARKER not in path.read_bytes(), path.name
+
+    ours = train_driver.plan()
+    loss = load_loss(model_folder, ours.settings)
+    trainer = ReferenceTrainer(ours.mechanism, ours.settings, loss, new_key())
+    fine_tune(ours, train_driver.units(model_folder), trainer, generator(new_key()))
+    save_model(
+        model_folder, ours.settings, weights_of(trainer), tmp_path / "reference", model_folder
     )
-    assert ended.stdout == ("17\n" if unit else "60\n"), ended
+    written = load_file(out / "model.safetensors")
+    reference = load_file(tmp_path / "reference" / "model.safetensors")
+    base = load_file(Path(model_folder) / "model.safetensors")
+    assert any((reference[name] != base[name]).any() for name in base)
+    for name, weight in reference.items():
+        torch.testing.assert_close(written[name], weight, rtol=0, atol=1e-6)

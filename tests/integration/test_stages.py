@@ -62,6 +62,12 @@ class Stages:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
         from vllm.platforms import current_platform
 
+        def where() -> tuple[str, list[str], str]:
+            """It travels as a value: sixteen workers would import this file otherwise."""
+            level = os.environ["VLLM_LOGGING_LEVEL"]
+            gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
+            return ray.get_runtime_context().get_node_id(), gpus, level
+
         type(current_platform).ray_device_key = "GPU"
         parallel: Any = SimpleNamespace(
             world_size=section.gpus,
@@ -88,14 +94,6 @@ class Stages:
         return completions
 
     def close(self) -> None: ...
-
-
-def where() -> tuple[str, list[str], str]:
-    import ray
-
-    level = os.environ["VLLM_LOGGING_LEVEL"]
-    gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
-    return ray.get_runtime_context().get_node_id(), gpus, level
 
 
 def engines_of(config: Config, prompts: int) -> list[Any]:

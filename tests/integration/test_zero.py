@@ -6,8 +6,6 @@ False-alarm rate of what is random here: below 1e-5 in all.
 from __future__ import annotations
 
 import multiprocessing
-import subprocess
-import sys
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -16,16 +14,13 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing
-from safetensors.torch import load_file
 from scipy import stats
 
-from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.dp_sgd.algorithm import fine_tune
+from dpray.mechanisms.randomness import new_key
 from dpray.methods.dp_sgd.training.clipped_loss import PASS_ROUNDING, PerExampleLoss
-from dpray.methods.dp_sgd.training.model import load_loss, save_model
+from dpray.methods.dp_sgd.training.model import load_loss
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer
-from tests.integration import train_driver
-from tests.integration.processes import MARKER, TIMEOUT, Cluster, environment, free_ports
+from tests.integration.processes import free_ports
 from tests.integration.zero_ranks import (
     CASES,
     MODELS,
@@ -62,7 +57,7 @@ class Saved:
         return [torch.load(self.folder / f"{stage}-noise-{rank}.pt") for rank in range(self.ranks)]
 
 
-# Two ranks are in `test_on_ray_train`.
+# Two ranks are in `test_ray_run`.
 @pytest.fixture(scope="module", params=(1, 4))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder, ranks = tmp_path_factory.mktemp("zero"), request.param
@@ -154,33 +149,3 @@ def test_partitions_are_independent(saved: Saved, stage: int) -> None:
     for first, second in combinations(drawn, 2):
         shorter = min(len(first), len(second))
         assert stats.pearsonr(first[:shorter], second[:shorter]).pvalue > ALPHA
-
-
-def test_on_ray_train(cluster: Cluster, model_folder: str, tmp_path: Path) -> None:
-    """Two workers with adapters and ZeRO 2 write the reference's model."""
-    out, scratch = tmp_path / "model", tmp_path / "scratch"
-    ended = subprocess.run(
-        [sys.executable, train_driver.__file__, model_folder, str(out), str(scratch)],
-        env=environment(RAY_ADDRESS=cluster.address),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == ""
-    for path in [*scratch.rglob("*"), *cluster.logs()]:
-        assert not path.is_file() or MARKER not in path.read_bytes(), path.name
-
-    ours = train_driver.plan()
-    loss = load_loss(model_folder, ours.settings)
-    trainer = ReferenceTrainer(ours.mechanism, ours.settings, loss, new_key())
-    fine_tune(ours, train_driver.units(model_folder), trainer, generator(new_key()))
-    save_model(
-        model_folder, ours.settings, weights_of(trainer), tmp_path / "reference", model_folder
-    )
-    written = load_file(out / "model.safetensors")
-    reference = load_file(tmp_path / "reference" / "model.safetensors")
-    base = load_file(Path(model_folder) / "model.safetensors")
-    assert any((reference[name] != base[name]).any() for name in base)
-    for name, weight in reference.items():
-        torch.testing.assert_close(written[name], weight, rtol=0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""`python train_driver.py MODEL OUT SCRATCH` fine-tunes on two ranks of Ray Train.
+"""Fine-tunes on two ranks of Ray Train.
 
 Every unit is in every batch and there is almost no noise, so that the outcome is known.
 """
@@ -6,7 +6,6 @@ Every unit is in every batch and there is almost no noise, so that the outcome i
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 
 from transformers import AutoTokenizer
@@ -17,7 +16,6 @@ from dpray.methods.dp_sgd.training.journal import Journal
 from dpray.methods.dp_sgd.training.ranks import Training, train_on_ray
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, Trainer
-from dpray.workers.cluster import start_ray
 
 
 def plan() -> DpSgd:
@@ -49,8 +47,7 @@ def read(model: str, trainer: Trainer) -> Units:
     return units(model)
 
 
-def main(model: str, out: str, scratch: str) -> None:
-    start_ray(None)
+def fine_tune_on_ray(model: str, out: str, scratch: str) -> None:
     checkpoints = f"{scratch}/checkpoints"
     training = Training(
         method=plan(),
@@ -61,7 +58,3 @@ def main(model: str, out: str, scratch: str) -> None:
         journal=Journal(NullLedger(), "run", "attempt", checkpoints, steps=2, block_size=2),
     )
     train_on_ray(training, workers=2, scratch=scratch, cpus_per_worker=1)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
