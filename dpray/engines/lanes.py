@@ -79,15 +79,15 @@ class Lanes:
         """Compute the prompts of a lane's text, at most `most` private ones in a pass, and none of
         these if its last text had the same."""
         first = lane * self.rows
-        if self._prompts.get(lane) == kept:
+        if self._prompts.pop(lane, None) == kept:
             lengths = torch.tensor([*map(len, kept)], dtype=torch.long, device=self._device)
             self.private.forget(first, lengths)
         else:
-            self._prompts[lane] = kept
             for row in range(0, len(kept), most):
                 rows = prefill(self._model, kept[row : row + most], self._device)
                 self.private.put(first + row, rows)
         self.public.put(lane, self._public_pass.start(public))
+        self._prompts[lane] = kept
 
     def step(self, texts: dict[int, Text]) -> None:
         """Compute the logits that follow each lane's text."""

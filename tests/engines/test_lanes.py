@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from benchmarks.bench_selection import Counted
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult, SelectorSpec
 from dpray.engines.finite_rows import highest
-from dpray.engines.fixed_pass import Compute, FixedPass
+from dpray.engines.fixed_pass import Compute, FixedPass, as_graph
 from dpray.engines.lanes import lanes_for
 from dpray.engines.row_variation import row_variation
 from dpray.engines.transformers import TransformersEngine
@@ -253,3 +254,51 @@ def test_a_model_that_lanes_would_compute_otherwise_has_none(fault: str, tmp_pat
         model.set_attn_implementation("eager")
     found = lanes_for(model, 2, 3, 64, lambda each: each)
     assert (found is not None) == (fault == "none")
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_computation_is_captured_after_it_was_warmed_up(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a stream of its own, as torch's notes on CUDA graphs say, and not if it would wait."""
+    events: list[str] = []
+
+    class Device:
+        mode = 0
+
+        def wait_stream(self, stream: object) -> None:
+            events.append("wait")
+
+        @contextmanager
+        def entered(self, name: str) -> Iterator[None]:
+            events.append(name)
+            yield
+            events.append(f"{name} ends")
+
+        def set_mode(self, mode: Any) -> None:
+            self.mode = mode
+
+        def replay(self) -> None:
+            events.append("replay")
+
+    def compute() -> None:
+        if device.mode == "error" and waits:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        events.append(f"compute {device.mode}")
+
+    device = Device()
+    for name, fake in {
+        "Stream": lambda: device, "current_stream": lambda: device, "CUDAGraph": lambda: device,
+        "stream": lambda one: one.entered("side"), "graph": lambda one: one.entered("capture"),
+        "get_sync_debug_mode": lambda: device.mode, "set_sync_debug_mode": device.set_mode,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+    repeated = as_graph(compute)
+    assert device.mode == 0
+    if waits:
+        assert repeated is compute and "capture" not in events
+        return
+    warm = ["wait", "side", *["compute error"] * 3, "side ends", "wait"]
+    assert events == [*warm, "capture", "compute 0", "capture ends"]
+    repeated()
+    assert events[-1] == "replay"
