@@ -1,8 +1,8 @@
 """The transformers engine decodes groups on a CPU, one at a time, or on a GPU, side by side.
 
 A model computes several rows in a pass, and a public row by itself. On a GPU passes have a fixed
-shape and are replayed (`dpray.engines.lanes`). On a CPU a pass takes longer, the more columns its
-cache has, and there is nothing to replay: passes grow with their text there.
+shape and are replayed (`dpray.engines.lanes`). On a CPU there is nothing to replay, and memory for
+the longest rows is dear: passes grow with their text there.
 """
 
 from __future__ import annotations
