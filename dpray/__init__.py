@@ -19,12 +19,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpray.extras import Late, require
 from dpray.synthetic_data import SyntheticData
 from dpray.types import (
     Budget,
     BudgetRefused,
     DprayError,
     InputError,
+    Json,
     OnProgress,
     Progress,
     Resumable,
@@ -35,11 +37,35 @@ from dpray.version import __version__
 if TYPE_CHECKING:
     from dpray.config.config import Config
     from dpray.engines.base import Engine
+    from dpray.evaluation import audit as _audit
+    from dpray.evaluation import compare as _compare
+    from dpray.evaluation import files as _files
+    from dpray.evaluation import rehearse as _rehearse
+    from dpray.evaluation import row_check as _row_check
+    from dpray.evaluation import settings as _settings
     from dpray.evaluation.compare import Comparison
     from dpray.evaluation.rehearse import Rehearsal
+    from dpray.io import settings_file as _settings_file
     from dpray.ledger.ledger import Ledger
+    from dpray.methods import config as _config
+    from dpray.methods import registry as _registry
+    from dpray.report import bucket_copy as _bucket_copy
+    from dpray.report import page as _page
+    from dpray.runs import failures as _failures
+    from dpray.runs import preview as _preview
     from dpray.runs.plan import Plan
     from dpray.terminal import progress_bar
+    from dpray.workers import engine as _engine
+else:  # Nobody waits for torch or Ray before they are used.
+    _audit, _compare, _files, _rehearse, _row_check, _settings = (
+        Late(f"dpray.evaluation.{name}")
+        for name in ("audit", "compare", "files", "rehearse", "row_check", "settings")
+    )
+    _config, _registry = Late("dpray.methods.config"), Late("dpray.methods.registry")
+    _failures, _preview = Late("dpray.runs.failures"), Late("dpray.runs.preview")
+    _engine, _page = Late("dpray.workers.engine"), Late("dpray.report.page")
+    _bucket_copy = Late("dpray.report.bucket_copy")
+    _settings_file = Late("dpray.io.settings_file")
 
 __all__ = [
     "Budget",
@@ -64,17 +90,13 @@ __all__ = [
     "run",
 ]
 
-# Every function imports its modules itself: nobody waits for torch or Ray before they are used.
-
 
 def load(path: str | Path, *overrides: str) -> Config:
     """Read a configuration from a YAML file, with `key.sub=value` overrides.
 
     config = dpray.load("notes.yaml", "privacy.epsilon=2", "output.path=out/eps2")
     """
-    from dpray.methods.config import load_config
-
-    return load_config(path, overrides)
+    return _config.load_config(path, overrides)
 
 
 def plan(config: Config) -> Plan:
@@ -83,9 +105,7 @@ def plan(config: Config) -> Plan:
     planned = dpray.plan(config)
     planned.cost.epsilon, planned.summary()["records"]
     """
-    from dpray.methods.registry import make_plan
-
-    return make_plan(config)
+    return _registry.make_plan(config)
 
 
 def preview(
@@ -95,7 +115,7 @@ def preview(
     records: int = 5,
     write: bool = False,
     build: Callable[..., Engine] | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Return texts that the run's model writes by the public prompts alone, with their time and
     what to change. Opens no data and charges nothing. With `write`, they are also written to
     `floor.jsonl` in the output folder, as the floor of an evaluation.
@@ -103,17 +123,12 @@ def preview(
         shown = dpray.preview(config, records=3)
         [each["text"] for each in shown["texts"]], shown["advice"]
     """
-    from dpray.methods.registry import make_plan
-    from dpray.runs.preview import preview as preview_texts
-    from dpray.workers.engine import build_engine
-
-    planned = make_plan(config)
-    return preview_texts(planned, records, build or build_engine, on_progress, write)
+    planned = _registry.make_plan(config)
+    build = build or _engine.build_engine
+    return _preview.preview(planned, records, build, on_progress, write)
 
 
-def check(
-    config: Config, on_progress: OnProgress = no_progress, *, write: bool = False
-) -> dict[str, Any]:
+def check(config: Config, on_progress: OnProgress = no_progress, *, write: bool = False) -> Json:
     """Read all rows as a run of `config` will, for the owner of the data only. Charges nothing.
 
     The counts are exact and NOT private. With `write`, they are also written to
@@ -122,11 +137,9 @@ def check(
         found = dpray.check(config)
         found["refused"], found["errors"], found["proposals"]
     """
-    from dpray.evaluation.row_check import check_rows, write_check
-
-    found = check_rows(config, on_progress)
+    found = _row_check.check_rows(config, on_progress)
     if write:
-        write_check(config, found)
+        _row_check.write_check(config, found)
     return found
 
 
@@ -137,9 +150,7 @@ def compare(config: Config, on_progress: OnProgress = no_progress) -> Comparison
         compared = dpray.compare(config)
         compared.recommended, compared.summary()["methods"]["aug_pe"]["signal"]
     """
-    from dpray.evaluation.compare import compare as compare_methods
-
-    return compare_methods(config, on_progress)
+    return _compare.compare(config, on_progress)
 
 
 def rehearse(
@@ -156,15 +167,11 @@ def rehearse(
         rehearsed = dpray.rehearse(config, "public.jsonl", "out/rehearsal", epsilons=[1.0, 4.0])
         rehearsed.best(1.0)
     """
-    from dpray.evaluation.files import load_embedder
-    from dpray.evaluation.rehearse import rehearse as rehearse_methods
-    from dpray.report.page import write_rehearsal
-
-    parts: dict[str, Any] = {"run": run, "load_embedder": load_embedder} | options
-    rehearsed = rehearse_methods(
+    parts: dict[str, Any] = {"run": run, "load_embedder": _files.load_embedder} | options
+    rehearsed = _rehearse.rehearse(
         config, str(public), out=Path(out), on_progress=on_progress, **parts
     )
-    write_rehearsal(Path(out), rehearsed.summary())
+    _page.write_rehearsal(Path(out), rehearsed.summary())
     return rehearsed
 
 
@@ -179,15 +186,16 @@ def run(
         with dpray.progress_bar() as show:
             synthetic = dpray.run(config, on_progress=show)
     """
-    from dpray.methods import registry
-    from dpray.report.page import write_report
-    from dpray.runs.failures import explain_charge
-    from dpray.workers.engine import build_engine
-
-    registry.run(config, on_progress, build or build_engine)
-    folder = Path(config.output.path)
-    with explain_charge(config):
-        write_report(folder, public=True)
+    folder, bucket = Path(config.output.path), config.output.copy_to
+    if bucket is not None:
+        with _failures.explain_charge(config):
+            _bucket_copy.check_copy(folder, bucket)
+    _registry.run(config, on_progress, build or _engine.build_engine)
+    with _failures.explain_charge(config):
+        _page.write_report(folder, public=True)
+        if bucket is not None:
+            on_progress(Progress("copying the release"))
+            _bucket_copy.copy_release(folder, bucket)
     return SyntheticData(folder)
 
 
@@ -197,7 +205,7 @@ def evaluate(
     out: str | Path | None = None,
     on_progress: OnProgress = no_progress,
     **settings: Any,
-) -> dict[str, Any]:
+) -> Json:
     """Measure synthetic records against real ones, and write `evaluation.json` into the folder
     `out`. The result is NOT private. `settings` are the keys of `EvaluationSettings`, the options
     of `dpray evaluate`.
@@ -205,30 +213,21 @@ def evaluate(
         measured = dpray.evaluate("test.jsonl", "out/run", out="out/run/private", seeds=3)
         measured["fidelity"]["measures"]["mauve"]
     """
-    from dpray.evaluation.settings import EvaluationSettings
-    from dpray.extras import require
-    from dpray.io.settings_file import parse
-
     settings |= {"real": real, "synthetic": synthetic}
     plain = {key: str(v) if isinstance(v, Path) else v for key, v in settings.items()}
-    parsed = parse(EvaluationSettings, plain | {"out": out})
+    parsed = _settings_file.parse(_settings.EvaluationSettings, plain | {"out": out})
     needed = ("torch", "sentence_transformers", "jsonschema", "phonenumbers")
     require("dpray evaluate", *needed, extra="eval")
-    # Imported after a wrong key was found.
-    from dpray.evaluation.files import evaluate_files
-
-    return evaluate_files(parsed, on_progress)
+    return _files.evaluate_files(parsed, on_progress)
 
 
-def audit(config: Config, on_progress: OnProgress = no_progress, **options: Any) -> dict[str, Any]:
+def audit(config: Config, on_progress: OnProgress = no_progress, **options: Any) -> Json:
     """Bound the epsilon of a configuration's mechanisms from below, by draws from their real code.
     Opens no data unless asked to. `options` are those of `dpray.evaluation.audit.audit`.
 
         dpray.audit(config, trials=2000)["holds"]
     """
-    from dpray.evaluation.audit import audit as audit_config
-
-    return audit_config(config, run=run, on_progress=on_progress, **options)
+    return _audit.audit(config, run=run, on_progress=on_progress, **options)
 
 
 _IMPORTED_LATE = {

@@ -31,7 +31,7 @@ COMMANDS = {
     "report": "Write RUN_DIR/privacy_report.html, one page that opens anywhere.",
     "card": "A dataset card, Croissant metadata and a NIST SP 800-226 sheet of a release.",
     "demo": "Private prediction on packaged, fictional clinic notes: a few minutes on a laptop.",
-    "ledger": "Budgets: create, show, verify, export.",
+    "ledger": "Budgets: create, raise, show, verify, export.",
 }
 """`dpray --help` shows these lines."""
 

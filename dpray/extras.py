@@ -6,7 +6,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpray.types import InputError
 
@@ -31,13 +31,14 @@ installed, so Ray Train and Ray Serve are recognised by modules that only their 
 
 
 class Late:
-    """A library that is imported when something of it is first used: torch takes seconds, and a
-    process that only plans needs none of it. A module has it in the place of the library:
+    """A library, or a module of dpray that imports one, which is imported when something of it is
+    first used: torch takes seconds, and a process that only plans needs none of it. A module has it
+    in the place of the library:
 
         if TYPE_CHECKING:
-            import torch
+            import transformers
         else:
-            torch = Late("torch")
+            transformers = Late("transformers")
 
     It keeps the module, and is a plain object: a selection names torch a hundred times, and a
     module takes a microsecond to find that it lacks an attribute.
@@ -51,6 +52,12 @@ class Late:
         if self._module is None:
             self._module = import_module(self._name)
         return getattr(self._module, name)
+
+
+if TYPE_CHECKING:
+    import torch as torch
+else:
+    torch = Late("torch")
 
 
 def is_installed(module: str) -> bool:

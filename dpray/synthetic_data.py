@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpray.extras import Late, is_installed
 from dpray.io.files import read_json
-from dpray.types import InputError
+from dpray.types import InputError, Json
 
 if TYPE_CHECKING:
     import datasets
     import pandas as pd
+    import pyarrow as pa
     import ray.data
+
+    from dpray.report import card
+    from dpray.workers import cluster
 else:
-    datasets, pd, ray = Late("datasets"), Late("pandas"), Late("ray")
+    datasets, pd, pa, ray = Late("datasets"), Late("pandas"), Late("pyarrow"), Late("ray")
+    card, cluster = Late("dpray.report.card"), Late("dpray.workers.cluster")
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class SyntheticData:
     """
 
     folder: Path
-    report: dict[str, Any] = field(init=False, repr=False)
+    report: Json = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
@@ -40,7 +45,7 @@ class SyntheticData:
         return self.folder / "synthetic.jsonl"
 
     @property
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Json]:
         """Return all records."""
         with open(self.path, encoding="utf-8") as lines:
             return list(map(json.loads, lines))
@@ -52,12 +57,8 @@ class SyntheticData:
     def to_ray(self) -> ray.data.Dataset:
         """Return the records as a Ray Dataset; starts Ray quietly if it does not run. Raises
         InputError for labels of several types."""
-        import pyarrow as pa
-
-        from dpray.workers.cluster import start_ray
-
         table = pa.Table.from_pylist(self._of_one_type("to_ray"))
-        start_ray(None)
+        cluster.start_ray(None)
         return ray.data.from_arrow(table)
 
     def to_datasets(self) -> datasets.Dataset:
@@ -83,9 +84,7 @@ class SyntheticData:
         Nothing of `private` is uploaded. The token is that of `huggingface_hub` (HF_TOKEN). Raises
         InputError if the hub refuses the upload or cannot be reached.
         """
-        from dpray.report.card import share
-
-        return share(self.folder, repository, name=name, license=license, public=public)[1]
+        return card.share(self.folder, repository, name=name, license=license, public=public)[1]
 
     def _of_one_type(self, asked: str) -> list[dict[str, object]]:
         """Return the records for an Arrow table. Raises InputError for labels of several types,

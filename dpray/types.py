@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from typing import Any
+
+Json = dict[str, Any]
+"""A JSON object."""
+
+ReadOnlyJson = Mapping[str, Any]
+"""A JSON object that its reader does not change."""
 
 
 class DprayError(Exception):

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embedding import embed
-from figures import A_SIDE, Figures, distance, mean_recall, rounded
+from figures import A_SIDE, Figures, distance, keep, mean_recall
 from four_methods import make_once
-from four_methods_picture import INK, MUTED, PAPER, STYLE
-from matplotlib import rc_context
-from matplotlib.figure import Figure
+from four_methods_picture import INK, MUTED, picture
 from runs import HERE, accuracy, as_embedded, left, released, rows
 from sizes import ENGINE, FOLDER, TOKENS, data
 
@@ -97,9 +95,7 @@ def measure(name: str, number: int) -> None:
         "distance": distance(made, test, A_SIDE),
         "cpu_minutes": minutes,
     }
-    KEPT.mkdir(parents=True, exist_ok=True)
-    kept(name, number).write_text(json.dumps(rounded(figures), indent=1) + "\n")
-    print(name, number, rounded(figures), flush=True)
+    keep(kept(name, number), figures)
 
 
 def draw() -> None:
@@ -114,8 +110,7 @@ def draw() -> None:
         ),
         "secret batches, tau 2": ({"temperature": 2.0, "batches": "poisson"}, "#b5651d", "-"),
     }
-    with rc_context(STYLE):
-        figure = Figure(figsize=(6.5, 3.8), layout="constrained")
+    with picture(PICTURE, 6.5, 3.8) as figure:
         axes = figure.subplots()
         for title, (keys, color, style) in lines.items():
             texts = {n: planned(keys, n) for n in OVER_N}
@@ -130,7 +125,6 @@ def draw() -> None:
         axes.set_title("texts that epsilon 1 pays for", fontsize=9)
         axes.grid(axis="y", color=MUTED, alpha=0.2)
         figure.legend(loc="outside right upper", frameon=False)
-        figure.savefig(PICTURE, metadata={"Date": None}, facecolor=PAPER)
 
 
 def section() -> list[str]:

@@ -37,67 +37,16 @@ class Fact(NamedTuple):
     value: str
 
 
-def _listed(words: str) -> tuple[str, ...]:
-    return tuple(words.split())
-
+_WORDS = json.loads(Path(__file__).with_name("drugs_words.json").read_text())
+_CODES = tuple(f"{letter}{number}" for letter in "BCDFGHJKLM" for number in range(100, 1000))
 
 SCHEMA = {
-    "condition": Attribute(
-        "What is {drug} given for?",
-        _listed(
-            "acne anaemia angina arthritis asthma bronchitis colitis cystitis dementia depression "
-            "eczema endometriosis epilepsy gastritis glaucoma gout hepatitis hypertension insomnia "
-            "lupus malaria migraine narcolepsy nephritis neuralgia obesity osteoporosis "
-            "parkinsonism pneumonia psoriasis reflux rosacea scabies sciatica scurvy shingles "
-            "sinusitis tetanus tinnitus vertigo"
-        ),
-        (
-            "{drug} was started for {value}.",
-            "Takes {drug} against {value}.",
-            "The {value} is better since {drug}.",
-            "{drug} was prescribed for {value}.",
-            "{drug} helps with the {value}.",
-        ),
-    ),
-    "effect": Attribute(
-        "What side effect does {drug} have?",
-        _listed(
-            "bloating blisters bruising chills confusion coughing cramps deafness diarrhoea "
-            "dizziness drowsiness fainting fatigue flushing headache heartburn hiccups hives "
-            "hoarseness hunger irritability itching jaundice nausea nightmares nosebleeds numbness "
-            "palpitations rash restlessness stiffness sweating swelling thirst tingling tremor "
-            "twitching vomiting wheezing yawning"
-        ),
-        (
-            "{drug} caused {value}.",
-            "Has had {value} since the first dose of {drug}.",
-            "Reports {value} after {drug}.",
-            "Stopped {drug} because of {value}.",
-            "With {drug} came {value}.",
-        ),
-    ),
-    "code": Attribute(
-        "Under which code is {drug} ordered?",
-        tuple(f"{letter}{number}" for letter in "BCDFGHJKLM" for number in range(100, 1000)),
-        (
-            "The code of {drug} is {value}.",
-            "{drug} is booked under {value}.",
-            "Order {drug} by the code {value}.",
-            "On the bill {drug} is {value}.",
-            "The pharmacy lists {drug} as {value}.",
-        ),
-    ),
+    name: Attribute(
+        each["question"], tuple(each["values"].split()) or _CODES, (*each["sentences"],)
+    )
+    for name, each in _WORDS["attributes"].items()
 }
-_OPENINGS = (
-    "Seen in {month}.", "Telephone call in {month}.", "A letter of {month}.", "Visit in {month}.",
-    "On the ward in {month}.", "Discharged in {month}.", "Referred in {month}.",
-    "Second opinion, {month}.", "Came without a booking in {month}.", "Review, {month}.",
-)  # fmt: skip
-_CLOSINGS = (
-    "Blood pressure is normal.", "No known allergies.", "Lives alone.", "Blood was taken.",
-    "Will come again in two weeks.", "The family was told.", "Walks with a stick.",
-    "Does not smoke.", "The chest is clear.", "Slept well.", "Ate little.", "A scan is booked.",
-)  # fmt: skip
+_OPENINGS, _CLOSINGS = _WORDS["openings"], _WORDS["closings"]
 _MONTHS = month_name[1:]
 _SYLLABLES = tuple(a + b for a, b in product("bdfgklmnprtvz", "aeiou"))
 

@@ -3,8 +3,10 @@ that a table can be put together of runs whose folders are gone."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,6 +107,13 @@ class Yardstick:
 def rounded(figures: Figures) -> Figures:
     """Return the figures with the digits that are kept."""
     return {name: value and round(value, 4) for name, value in figures.items()}
+
+
+def keep(file: Path, figures: Figures) -> None:
+    """Write the figures of a run to a file of measured/, and print them."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(rounded(figures), indent=1) + "\n")
+    print(file.parent.name, file.stem, rounded(figures), flush=True)
 
 
 def mean_recall(train: Embedded, test: Embedded) -> float:

@@ -3,7 +3,8 @@ and with private records."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from math import inf, sqrt
 from pathlib import Path
@@ -55,6 +56,15 @@ STYLE: Any = {
 }
 
 
+@contextmanager
+def picture(file: Path, width: float, height: float) -> Iterator[Figure]:
+    """Make a figure of this size in the style of all pictures, and write it to the file."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        figure.savefig(file, metadata={"Date": None}, facecolor=PAPER)
+
+
 def figures(panel: Panel, method: str) -> dict[float, float]:
     """Return the mean of the panel's measure at each epsilon that was run."""
     found: dict[float, list[float]] = {}
@@ -78,18 +88,16 @@ def deviation(panels: Sequence[Panel], methods: Collection[str] = tuple(METHODS)
     return sqrt(squares / freedom)
 
 
-def draw(panels: Sequence[Panel], picture: Path) -> None:
+def draw(panels: Sequence[Panel], file: Path) -> None:
     """Write the picture: a row for each method, a line from the lowest to the highest figure."""
     rows = [name for name in METHODS if any(figures(panel, name) for panel in panels)]
-    with rc_context(STYLE):
-        figure = Figure(figsize=(9.5, 0.32 * len(rows) + 1.3), layout="constrained")
+    with picture(file, 9.5, 0.32 * len(rows) + 1.3) as figure:
         for panel, axes in zip(panels, figure.subplots(1, len(panels), sharey=True), strict=True):
             draw_panel(panel, axes, rows)
         figure.axes[0].set_yticks(range(len(rows)), [METHODS[name] for name in rows])
         figure.axes[0].invert_yaxis()
         drawn = {e for panel in panels for name in rows for e in figures(panel, name)}
         figure.legend(handles=legend(drawn), loc="outside lower center", ncols=7, frameon=False)
-        figure.savefig(picture, metadata={"Date": None}, facecolor=PAPER)
 
 
 def draw_panel(panel: Panel, axes: Axes, rows: Sequence[str]) -> None:

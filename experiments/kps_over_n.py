@@ -19,9 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from embedding import embed, embedded, embedder
-from four_methods_picture import INK, MUTED, PAPER, STYLE
-from matplotlib import rc_context
-from matplotlib.figure import Figure
+from four_methods_picture import INK, MUTED, picture
 from runs import DATA, HERE, accuracy, rows
 
 from dpray.evaluation.downstream import Embedded
@@ -158,8 +156,7 @@ def main() -> None:
 
 
 def draw(found: Mapping[str, Mapping[str, float]]) -> None:
-    with rc_context(STYLE):
-        figure = Figure(figsize=(6.5, 4.2), layout="constrained")
+    with picture(PICTURE, 6.5, 4.2) as figure:
         axes = figure.subplots()
         for name, way in WAYS.items():
             runs = {n: [found[name][f"{n}-{seed}"] for seed in range(SEEDS)] for n in SIZES}
@@ -178,7 +175,6 @@ def draw(found: Mapping[str, Mapping[str, float]]) -> None:
         axes.set_title("AG News: accuracy of a classifier of the sequences", fontsize=9)
         axes.grid(axis="y", color=MUTED, alpha=0.2)
         figure.legend(loc="outside right upper", frameon=False)
-        figure.savefig(PICTURE, metadata={"Date": None}, facecolor=PAPER)
 
 
 def section() -> list[str]:

@@ -20,7 +20,7 @@ import four_methods
 import numpy as np
 import sizes
 from embedding import embed, embedded
-from figures import Figures, draw, mean_recall, rounded
+from figures import Figures, draw, keep, mean_recall
 from runs import HERE, RUNS, accuracy, as_embedded, largest_clip, released, rows
 from sets import SETS, part
 
@@ -128,12 +128,6 @@ def measure_real(data: str) -> None:
         of_draws = [scores(draw(private, texts, seed), data) for seed in range(DRAWS)]
         means = {name: float(np.mean([each[name] for each in of_draws])) for name in of_draws[0]}
         keep(KEPT / data / f"real-{texts}.json", {"texts": texts, **means})
-
-
-def keep(file: Path, figures: Figures) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(rounded(figures), indent=1) + "\n")
-    print(file.parent.name, file.stem, rounded(figures), flush=True)
 
 
 def section() -> list[str]:

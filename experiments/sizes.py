@@ -16,21 +16,17 @@ from collections.abc import Iterator
 from itertools import product
 from math import log
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from clinic_notes import private_notes
 from embedding import embed
-from figures import A_SIDE, Figures, distance, draw, mean_recall, rounded
+from figures import A_SIDE, Figures, distance, draw, keep, mean_recall
 from four_methods import make_once
-from runs import (
-    HERE,
-    RUNS,
-    accuracy,
-    as_embedded,
-    largest_clip,
-    released,
-    rows,
-)
+from four_methods_picture import INK, MUTED, PAPER, picture
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from runs import HERE, RUNS, accuracy, as_embedded, largest_clip, released, rows
 
 from dpray.evaluation.fidelity import mauve
 
@@ -61,6 +57,15 @@ ENGINE = {
     "kv_cache_gib": 1.0,
 }
 FOLDER = RUNS / "sizes"
+PICTURE = HERE.parent / "docs" / "results_sizes.svg"
+MEASURES = {"accuracy": "accuracy", "distance": "distance, less is better"}
+LOOKS = {
+    "private_prediction": (INK, "o"),
+    "aug_pe": ("#b5651d", "s"),
+    "dp_kps": ("#6a3d9a", "^"),
+    "dp_sgd": ("#2e7d32", "D"),
+    "dp_sgd_larger": ("#2e7d32", "P"),
+}
 
 
 class Cell(NamedTuple):
@@ -161,9 +166,7 @@ def measure(cell: Cell) -> None:
         "mauve": mauve(*sides, seed=0) if sides else None,
         "cpu_minutes": minutes,
     }
-    cell.kept.parent.mkdir(parents=True, exist_ok=True)
-    cell.kept.write_text(json.dumps(rounded(figures), indent=1) + "\n")
-    print(cell.name, rounded(figures), flush=True)
+    keep(cell.kept, figures)
 
 
 def named(name: str) -> list[Cell]:
@@ -177,6 +180,69 @@ def named(name: str) -> list[Cell]:
         if epsilon in ("", f"{cell.epsilon:g}")
         and notes in ("", f"{cell.notes}")
         and number in ("", f"{cell.number}")
+    ]
+
+
+def values(cell: Cell, measure: str) -> list[float]:
+    """Return the figure of each run of a cell."""
+    found = [c.figures for c in cells(cell.method) if c._replace(number=0) == cell]
+    return [value for each in found if each and (value := each[measure]) is not None]
+
+
+def draw_picture() -> None:
+    with picture(PICTURE, 9.5, 3.6) as figure:
+        panels = figure.subplots(1, len(MEASURES) * len(EPSILONS))
+        for left, right in (panels[:2], panels[2:]):
+            right.sharey(left)
+        for i, measure in enumerate(MEASURES):
+            for j, epsilon in enumerate(EPSILONS):
+                panel(panels[i * len(EPSILONS) + j], measure, epsilon)
+        handles = [
+            Line2D([], [], color=c, marker=m, markersize=5, label=METHODS[name])
+            for name, (c, m) in LOOKS.items()
+            if any(cell.figures for cell in cells(name))
+        ]
+        handles.append(
+            Line2D([], [], color=MUTED, marker="o", markerfacecolor=PAPER, label="floor, left")
+        )
+        figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
+
+
+def panel(axes: Axes, measure: str, epsilon: float) -> None:
+    for method, (color, marker) in LOOKS.items():
+        look: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4}
+        runs = {n: values(Cell(method, epsilon, n, 0), measure) for n in SIZES}
+        shown = {n: found for n, found in runs.items() if found}
+        axes.plot([*shown], [np.mean(found) for found in shown.values()], linewidth=1, **look)
+        for n, found in shown.items():
+            axes.vlines(n, min(found), max(found), color=color, linewidth=1)
+        floor = values(Cell(method, FLOOR, SIZES[0], 0), measure)
+        if floor:
+            axes.plot(SIZES[0] / 3, np.mean(floor), **look | {"markerfacecolor": PAPER})
+    if measure == "accuracy":
+        axes.axhline(0.5, color=MUTED, linestyle=(0, (1, 2)))
+    axes.set_xscale("log")
+    axes.set_xticks(SIZES, [f"{n // 1000}k" for n in SIZES])
+    axes.minorticks_off()
+    axes.margins(x=0.15)
+    axes.set_title(f"{MEASURES[measure]}, eps {epsilon:g}", fontsize=9)
+    axes.grid(axis="y", color=MUTED, alpha=0.2)
+
+
+def section() -> list[str]:
+    """Draw the picture; return the section that shows it."""
+    draw_picture()
+    return [
+        "## More records",
+        "",
+        "![Accuracy and distance of the four methods over the number of records]"
+        "(results_sizes.svg)",
+        "",
+        f"`python experiments/sizes.py`: {TEXTS} texts of {SIZES[0]:,} to {SIZES[-1]:,} notes of "
+        "the packaged clinic, with the packaged model, which has read notes of others. The test "
+        f"is {TESTS:,} other notes of the private one. DP-SGD takes {STEPS} steps of {BATCH} notes "
+        f"for every size, an equal amount of work; with larger batches, {LARGER:,}. Dots: a "
+        f"guess. Floor: epsilon {FLOOR:g}, and for DP-SGD the model before its training.",
     ]
 
 

@@ -42,7 +42,7 @@ COMMANDS = {
     "overrides",
     "dpray preview": "--json --records --write config overrides",
     "dpray rehearse": "--epsilon --json --method --out --public --records --write config overrides",
-    "dpray report": "--json --no-public --public run_dir",
+    "dpray report": "--json --no-public --public --records --review run_dir",
     "dpray run": "--json config overrides",
     "dpray serve": "--dry-run --json config overrides",
 }

@@ -19,7 +19,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
@@ -28,6 +28,7 @@ from absl import logging as absl_logging
 from dpray.accounting.composed_events import Parallel, SelfComposed
 from dpray.accounting.event import (
     FFT_ROUNDING,
+    Array,
     Event,
     canonical_json,
     check_delta,
@@ -35,7 +36,7 @@ from dpray.accounting.event import (
 )
 from dpray.accounting.events import Gaussian
 
-# `scipy` imports its parts when they are used, as `dp_accounting()` does: an actor needs neither.
+# `scipy` imports its parts when they are used, as `dp_accounting` is: an actor needs neither.
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
 
@@ -161,8 +162,8 @@ def _rdp_epsilon(event: Event, delta: float, orders: tuple[float, ...] = RDP_ORD
     return _epsilon_of_rdp(orders, rdp, delta)
 
 
-def _epsilon_of_rdp(orders: Sequence[float], rdp: Any, delta: float) -> float:
-    return float(dp_accounting().rdp.compute_epsilon(orders, rdp, delta)[0])
+def _epsilon_of_rdp(orders: Sequence[float], rdp: Sequence[float] | Array, delta: float) -> float:
+    return float(dp_accounting.rdp.compute_epsilon(orders, rdp, delta)[0])
 
 
 def _pld_epsilon(event: Event, delta: float) -> float:
@@ -171,7 +172,7 @@ def _pld_epsilon(event: Event, delta: float) -> float:
     mu = event.gaussian_mu()
     if mu is not None:
         with np.errstate(divide="ignore"):
-            return float(dp_accounting().get_epsilon_gaussian(1 / mu, delta)) + GAUSSIAN_TOLERANCE
+            return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta)) + GAUSSIAN_TOLERANCE
     exact = delta - FFT_ROUNDING * _convolutions(event)
     if exact <= 0:
         return math.inf
@@ -195,7 +196,7 @@ def _composed_pld(event: Event) -> Pld | None:
     if not 0 < largest_loss <= PLD_MAX_EPSILON:
         return None
     interval = max(2.0 ** math.ceil(math.log2(2 * largest_loss / PLD_POINTS)), PLD_MIN_INTERVAL)
-    total: Any = None
+    total: Pld | None = None
     # Sorted, because the rounding of a convolution depends on the order.
     for part, count in sorted(event.terms().items(), key=lambda t: canonical_json(t[0].to_json())):
         pld = part.pld(interval, count)

@@ -128,7 +128,7 @@ def connected(interval: float, losses: Numbers, deltas: Numbers) -> PLDPmf:
     # Rounding may leave [0, 1], or make a flat curve rise.
     falling = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
     # Dense, because dp-accounting composes sparse losses one by one, which is slow.
-    create = dp_accounting().pld.pld_pmf.create_pmf_pessimistic_connect_dots
+    create = dp_accounting.pld.pld_pmf.create_pmf_pessimistic_connect_dots
     pmf: PLDPmf = create(interval, losses, falling).to_dense_pmf()
     return pmf
 
@@ -172,7 +172,7 @@ def draws_pld(eta: float, draws: int, interval: float) -> Pld:
     """Return the privacy loss distribution of `draws` draws of range `eta`."""
 
     def composed(draws: int) -> Pld:
-        return pld_library().PrivacyLossDistribution(composed_draws(eta, draws).pmf(interval))
+        return pld_library.PrivacyLossDistribution(composed_draws(eta, draws).pmf(interval))
 
     blocks, rest = divmod(draws, BLOCK)
     if blocks == 0:

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from dpray.accounting.events import (
     PoissonSubsampledDraws,
     PoissonSubsampledGaussian,
 )
+from dpray.types import ReadOnlyJson
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
@@ -125,7 +126,7 @@ class Parallel(Event):
             curves.append(hockey_stick(total, grid * interval))
         pmf = connected(interval, grid, np.max(curves, axis=0))
         # In each of the `count` compositions, another event may be the one that affects the unit.
-        return pld_library().PrivacyLossDistribution(pmf).self_compose(count)
+        return pld_library.PrivacyLossDistribution(pmf).self_compose(count)
 
 
 _TYPES: dict[str, type[Event]] = {
@@ -145,7 +146,7 @@ _TYPES: dict[str, type[Event]] = {
 }
 
 
-def event_from_json(value: Mapping[str, Any]) -> Event:
+def event_from_json(value: ReadOnlyJson) -> Event:
     """Return the event that `to_json` wrote. Raises ValueError for an unknown type, a missing field
     or one too many."""
     if not isinstance(value, Mapping) or value.get("type") not in _TYPES:
@@ -157,7 +158,7 @@ def event_from_json(value: Mapping[str, Any]) -> Event:
     return cls(**{name: _value_from_json(value[name]) for name in names})
 
 
-def _value_from_json(value: Any) -> Any:
+def _value_from_json(value: object) -> object:
     if isinstance(value, Mapping):
         return event_from_json(value)
     return tuple(_value_from_json(v) for v in value) if isinstance(value, list) else value

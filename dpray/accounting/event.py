@@ -16,13 +16,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import lru_cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from dpray.extras import Late
+from dpray.types import Json
+
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pld
+
+# Late: it takes a second, and an actor or a reader of the ledger needs none of it.
+dp_accounting = Late("dp_accounting")
+pld_library = Late("dp_accounting.pld.privacy_loss_distribution")
 
 NEIGHBORING_RELATION = "add_or_remove_one"
 
@@ -49,7 +56,7 @@ def accountant_version() -> str:
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def canonical_json(value: Any) -> str:
+def canonical_json(value: object) -> str:
     """Return a value as JSON with sorted keys, no spaces, ASCII only, and floats in their shortest
     exact form. Raises ValueError for NaN and infinities."""
     return _ENCODER.encode(value)
@@ -103,7 +110,7 @@ class Event:
         """Return the event as a multiset of events that are not themselves compositions."""
         return Counter({self: 1})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Return the event's type and fields, sorted, in JSON types; `event_from_json` is the
         inverse."""
         values = {f.name: _json_value(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
@@ -116,20 +123,20 @@ def check_delta(delta: float) -> None:
         raise ValueError(f"delta must be at least 0 and below 1, got {delta}")
 
 
-def _json_value(value: Any) -> Any:
+def _json_value(value: object) -> object:
     if isinstance(value, Event):
         return value.to_json()
     return [_json_value(v) for v in value] if isinstance(value, tuple) else value
 
 
-def _positive(name: str, value: Any) -> float:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or value <= 0:
+def _positive(name: str, value: object) -> float:
+    number = float(value) if isinstance(value, numbers.Real) else math.nan
+    if isinstance(value, bool) or not math.isfinite(number) or number <= 0:
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
-    return float(value)
+    return number
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: object) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
     return int(value)
@@ -142,22 +149,10 @@ def _events(name: str, values: Iterable[Event]) -> tuple[Event, ...]:
     return checked
 
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+_CHECKS: dict[str, Callable[..., object]] = {
     "float": _positive,
     "int": _count,
     "Event": lambda name, value: _events(name, (value,))[0],
     "tuple[Event, ...]": _events,
 }
 """Maps a field's annotation to the check of its value."""
-
-
-def dp_accounting() -> Any:
-    """Import dp-accounting late: it takes a second, and an actor or a reader of the ledger needs
-    none of it."""
-    import dp_accounting
-
-    return dp_accounting
-
-
-def pld_library() -> Any:
-    return dp_accounting().pld.privacy_loss_distribution

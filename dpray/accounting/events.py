@@ -43,7 +43,7 @@ class Gaussian(Event):
         return 1.0 / self.noise_multiplier
 
     def pld(self, interval: float, count: int) -> Pld:
-        return pld_library().from_gaussian_mechanism(
+        return pld_library.from_gaussian_mechanism(
             self.noise_multiplier / math.sqrt(count), value_discretization_interval=interval
         )
 
@@ -81,7 +81,7 @@ class DiscreteLaplace(Event):
 
     def pld(self, interval: float, count: int) -> Pld:
         coarse = self._coarse()
-        one = pld_library().from_discrete_laplace_mechanism(
+        one = pld_library.from_discrete_laplace_mechanism(
             1.0 / coarse.scale,
             sensitivity=coarse.sensitivity,
             value_discretization_interval=interval,
@@ -121,7 +121,7 @@ class DiscreteGaussian(Event):
         return 0.5 * (self.sensitivity / self.sigma) ** 2
 
     def pld(self, interval: float, count: int) -> Pld:
-        one = pld_library().from_discrete_gaussian_mechanism(
+        one = pld_library.from_discrete_gaussian_mechanism(
             self.sigma,
             sensitivity=self.sensitivity,
             value_discretization_interval=interval,
@@ -204,7 +204,7 @@ class PoissonSubsampledGaussian(Event):
         divergence is convex in the order and 0 at 1, so its chords are bounds, too.
         Proof: docs/privacy.md, section 6.1.
         """
-        library = dp_accounting()
+        library = dp_accounting
         gaussian = library.GaussianDpEvent(self.noise_multiplier)
         sampled = library.PoissonSampledDpEvent(self.sampling_probability, gaussian)
         whole = sorted({side(order) for order in orders for side in (math.floor, math.ceil)} - {1})
@@ -219,7 +219,7 @@ class PoissonSubsampledGaussian(Event):
         return 1.0 / self.noise_multiplier if self.sampling_probability == 1 else None
 
     def pld(self, interval: float, count: int) -> Pld:
-        one = pld_library().from_gaussian_mechanism(
+        one = pld_library.from_gaussian_mechanism(
             self.noise_multiplier,
             value_discretization_interval=interval,
             sampling_prob=self.sampling_probability,
@@ -279,7 +279,7 @@ def _worse_rdp(text: PoissonSubsampledDraws, orders: tuple[float, ...]) -> Array
 @functools.lru_cache(maxsize=64)
 def _one_text(text: PoissonSubsampledDraws, interval: float) -> Pld:
     removing, adding = (curve.pmf(interval) for curve in text.curves())
-    return pld_library().PrivacyLossDistribution(removing, adding)
+    return pld_library.PrivacyLossDistribution(removing, adding)
 
 
 def _check_probability(sampling_probability: float) -> None:
@@ -291,6 +291,6 @@ def _check_probability(sampling_probability: float) -> None:
 def _library_rdp(event: DpEvent, orders: tuple[float, ...]) -> Array:
     # dp-accounting's series stops at a relative error of 1e-13, so a divergence near zero may come
     # out negative.
-    rdp: Array = np.maximum(dp_accounting().rdp.RdpAccountant(orders).compose(event).rdp, 1e-12)
+    rdp: Array = np.maximum(dp_accounting.rdp.RdpAccountant(orders).compose(event).rdp, 1e-12)
     rdp.flags.writeable = False
     return rdp

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -17,6 +17,7 @@ from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.io.files import check_writable, write_durably
 from dpray.runs.folder import refuse_released
 from dpray.terminal import Terminal, progress_bar, titled_table
+from dpray.types import Json
 
 Members = Annotated[
     str | None, typer.Option(help="Records that the finished run at output.path was made of.")
@@ -83,7 +84,7 @@ def audit(
         raise typer.Exit(1)
 
 
-def show_audit(result: dict[str, Any], console: Terminal) -> None:
+def show_audit(result: Json, console: Terminal) -> None:
     if not result["not_private"]:
         console.print(_bounds_table(result))
         broken = [found for found in result["mechanisms"] if not found["holds"]]
@@ -110,7 +111,7 @@ def show_audit(result: dict[str, Any], console: Terminal) -> None:
         console.print(_canaries_table(canaries["secrets"]))
 
 
-def _bounds_table(result: dict[str, Any]) -> Table:
+def _bounds_table(result: Json) -> Table:
     title = (
         f"Plan: ({result['epsilon']:.4f}, {result['delta']:g})-DP (no data was opened)\n"
         f"Epsilon of each mechanism, {result['mechanisms'][0]['trials']:,} trials, "
@@ -129,7 +130,7 @@ def _bounds_table(result: dict[str, Any]) -> Table:
     return titled_table(title, ("mechanism", "claimed", "at least", "provable", ""), rows)
 
 
-def _membership_table(membership: dict[str, Any]) -> Table:
+def _membership_table(membership: Json) -> Table:
     interval = f"{membership['confidence']:.0%} interval"
     return titled_table(
         f"{membership['members']} members among {membership['non_members']} others, by "
@@ -147,9 +148,9 @@ def _membership_table(membership: dict[str, Any]) -> Table:
     )
 
 
-def _canaries_table(secrets: list[dict[str, Any]]) -> Table:
+def _canaries_table(secrets: list[Json]) -> Table:
     """Group the canaries by repetitions, as Yue et al. (2023) do in Table 4."""
-    by_repetitions: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    by_repetitions: defaultdict[int, list[Json]] = defaultdict(list)
     for secret in secrets:
         by_repetitions[secret["repetitions"]].append(secret)
     columns = ["repetitions", "secrets", "leaked", "texts that hold one"]

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dpray.commands.plan import AsJson
+from dpray.report.card import license_there, share, write_card
 from dpray.terminal import one_line
 from dpray.types import InputError
 
@@ -44,8 +45,6 @@ def card(
     --push-to-hub they are uploaded with the texts, the table, the report and the model; nothing
     else in RUN_DIR is.
     """
-    from dpray.report.card import license_there, share, write_card
-
     if push_to_hub is None:
         if public:
             raise InputError("--public: only with --push-to-hub")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from dpray.commands.plan import UNSAID, AsJson, ConfigFile, Overrides
 from dpray.evaluation.label_check import in_words
 from dpray.io.near_labels import spelled
 from dpray.terminal import Terminal, progress_bar, titled_table
-from dpray.types import InputError
+from dpray.types import InputError, Json
 
 FEW = 0.25
 """A label with a smaller part of its assumed rows is worth a word."""
@@ -45,7 +45,7 @@ def check(
     return InputError.exit_code if found["refused"] else 0
 
 
-def show_check(found: dict[str, Any], console: Terminal) -> None:
+def show_check(found: Json, console: Terminal) -> None:
     console.note("dpray check", "bold", found["notice"])
     skipped = (
         f", {found['skipped']:,} left out (empty, of another label, or not after data.after)"
@@ -102,7 +102,7 @@ def show_check(found: dict[str, Any], console: Terminal) -> None:
         console.note("ok", "green", "a run can read every row")
 
 
-def _show_people(found: dict[str, Any], console: Terminal) -> None:
+def _show_people(found: Json, console: Terminal) -> None:
     if found["equal_texts"]:
         words = "records share their text with another"
         console.print(f"{found['equal_texts']:,} of {found['records']:,} {words}", soft_wrap=True)
@@ -131,7 +131,7 @@ def _show_people(found: dict[str, Any], console: Terminal) -> None:
         )
 
 
-def _show_tables(found: dict[str, Any], console: Terminal) -> None:
+def _show_tables(found: Json, console: Terminal) -> None:
     types = [
         (name, ", ".join(f"{count:,} {kind}" for kind, count in kinds.items()))
         for name, kinds in found["types"].items()
@@ -163,7 +163,7 @@ def _show_tables(found: dict[str, Any], console: Terminal) -> None:
             console.print(titled_table(title, columns, rows))
 
 
-def _show_labels(found: dict[str, Any], console: Terminal) -> None:
+def _show_labels(found: Json, console: Terminal) -> None:
     for difference in found["label_differences"]:
         console.note("label", "yellow", in_words(difference))
     for words in _of_shares(found):
@@ -173,7 +173,7 @@ def _show_labels(found: dict[str, Any], console: Terminal) -> None:
         console.note("label", "yellow", f"{found['codes'][0]} is a code, and {words} its meaning")
 
 
-def _of_shares(found: dict[str, Any]) -> list[str]:
+def _of_shares(found: Json) -> list[str]:
     """Return a sentence about each label that has far fewer rows than the plan assumes: its batches
     would be small, and its texts more noise than rows."""
     total = found["records"]

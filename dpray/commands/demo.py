@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.text import Text
@@ -17,12 +17,16 @@ import dpray
 from dpray.commands.plan import AsJson
 from dpray.commands.run import run_with_progress, show_run
 from dpray.config.config import Config
+from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.io.files import read_json, refuse_cloud, write_durably
+from dpray.io.records import read_rows
 from dpray.methods.config import load_config
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
+from dpray.report.page import write_report
 from dpray.report.tables import plus_minus
 from dpray.runs.privacy_report import parse_report
 from dpray.terminal import Terminal, printable, titled_table
+from dpray.types import Json
 
 EVALUATED = 600
 """Private texts, and test texts, in the evaluation: a laptop embeds them in seconds."""
@@ -84,8 +88,6 @@ def demo(
     )
     report = run_with_progress(config, as_json)
     evaluation = _evaluation(config, folder / chosen.texts, out)
-    from dpray.report.page import write_report
-
     _, private_page = write_report(out, public=False)
     if as_json:
         typer.echo(json.dumps(report | {"output": str(out), "evaluation": evaluation}))
@@ -120,7 +122,6 @@ def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, object]:
     path = out / "private" / "evaluation.json"
     if path.exists():
         return read_json(path)
-    from dpray.engines.embedder import SentenceTransformerEmbedder
     from dpray.evaluation.evaluate import evaluate
 
     result = evaluate(
@@ -142,8 +143,6 @@ def _floor(config: Config) -> Labelled:
 
 
 def _labelled(path: Path) -> Labelled:
-    from dpray.io.records import read_rows
-
     return [(str(row["text"]), str(row["label"])) for _, row in read_rows(str(path))]
 
 
@@ -158,7 +157,7 @@ def _show_records(out: Path, console: Terminal) -> None:
     console.print()
 
 
-def _show_use(evaluation: dict[str, Any], console: Terminal) -> None:
+def _show_use(evaluation: Json, console: Terminal) -> None:
     names = {
         "ceiling": "the private texts themselves",
         "synthetic": "the synthetic texts",

@@ -13,7 +13,9 @@ from rich.markup import escape
 
 import dpray
 from dpray.evaluation.settings import EvaluationSettings
+from dpray.report.tables import evaluation_tables
 from dpray.terminal import Terminal, progress_bar, titled_table
+from dpray.types import Json
 
 
 def evaluate(out: Path, as_json: bool, **keys: Any) -> None:
@@ -48,11 +50,9 @@ def _options() -> Iterator[Parameter]:
     )
 
 
-def show_evaluation(result: dict[str, Any], path: Path) -> None:
+def show_evaluation(result: Json, path: Path) -> None:
     """Print the tables of the evaluation at `path`. The topics are left out, because their terms
     are words of private texts."""
-    from dpray.report.tables import evaluation_tables
-
     console = Terminal()
     console.note("NOT PRIVATE", "bold", f"{result['private']}.")
     for part, table in evaluation_tables(result).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress_bar import ProgressBar
@@ -17,7 +17,7 @@ from dpray.ledger.ledger import Ledger
 from dpray.ledger.store import parse_url
 from dpray.runs.privacy_report import REPORT, LedgerEntry, read_report
 from dpray.terminal import Terminal, printable
-from dpray.types import Budget, InputError, MissingLedger
+from dpray.types import Budget, InputError, Json, MissingLedger
 
 app = typer.Typer(
     no_args_is_help=True, help="The budgets: what each data set may spend and has spent."
@@ -180,7 +180,7 @@ def _last_entry(run_dir: Path) -> tuple[str, int, str]:
     )
 
 
-def show_budgets(datasets: list[dict[str, Any]], console: Terminal) -> None:
+def show_budgets(datasets: list[Json], console: Terminal) -> None:
     """Print the budgets of all data sets, and the runs on each."""
     table = Table(title="Budgets (epsilon / delta)")
     table.add_column("data set", overflow="fold")
@@ -207,7 +207,7 @@ def show_budgets(datasets: list[dict[str, Any]], console: Terminal) -> None:
         console.print("No run is charged yet.")
 
 
-def _runs(dataset: dict[str, Any]) -> Table:
+def _runs(dataset: Json) -> Table:
     table = Table(title=f"Runs on '{dataset['dataset']}'")
     table.add_column("run", overflow="fold")
     for heading in ("reserved (UTC)", "asked", "batches", "state"):

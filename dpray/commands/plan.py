@@ -6,10 +6,9 @@ import gc
 import json
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -33,7 +32,7 @@ from dpray.runs.forecast import (
 )
 from dpray.runs.privacy_report import Guarantee
 from dpray.terminal import Terminal, add_or_remove, progress_bar, titled_table
-from dpray.types import InputError, Progress
+from dpray.types import InputError, Json, Progress, ReadOnlyJson
 from dpray.workers.memory import lacks_size
 from dpray.workers.needs import needs
 
@@ -182,7 +181,7 @@ def _plan_one(loaded: Config, speed: Speed, as_json: bool) -> None:
     forecast = speed.forecast(loaded, work)
     summary = made.summary()
     if as_json:
-        tokens: dict[str, Any] = {"tokens": asdict(work)}
+        tokens: Json = {"tokens": asdict(work)}
         if forecast is not None:
             tokens["forecast"] = asdict(forecast)
         typer.echo(json.dumps(summary | tokens))
@@ -214,7 +213,7 @@ def _plan_one(loaded: Config, speed: Speed, as_json: bool) -> None:
         console.note("warning", "yellow", warning)
 
 
-def _presets(summary: Mapping[str, Any]) -> dict[str, str]:
+def _presets(summary: ReadOnlyJson) -> dict[str, str]:
     """Return the line of each method's preset, with the keys that it sets, if there is any."""
     words = [
         f"{of['preset']} of {name}: {json.dumps(of['keys'])[1:-1]}".replace('"', "")
@@ -223,7 +222,7 @@ def _presets(summary: Mapping[str, Any]) -> dict[str, str]:
     return {"preset": "\n".join(words)} if words else {}
 
 
-def _mechanism_in_words(event: Mapping[str, Any]) -> str:
+def _mechanism_in_words(event: ReadOnlyJson) -> str:
     """Describe a mechanism, from its JSON form."""
     match event["type"]:
         case "parallel":
@@ -250,7 +249,7 @@ def _place_in_words(config: Config) -> str:
     return f"{waits}; uses room for {runtime.actors} (runtime.actors)"
 
 
-def _guarantee(summary: dict[str, Any]) -> str:
+def _guarantee(summary: Json) -> str:
     if summary["not_private"]:
         return "none: privacy.epsilon is infinite, no noise is added"
     return (
@@ -311,7 +310,7 @@ def check_new(write: str | None) -> None:
         raise InputError(f"--write: {write} is there already")
 
 
-def write_config(file: str, tree: dict[str, Any]) -> None:
+def write_config(file: str, tree: Json) -> None:
     """Write a configuration to a new file."""
     try:
         with open(file, "x", encoding="utf-8") as opened:

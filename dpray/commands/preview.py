@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -12,6 +12,7 @@ from rich.text import Text
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.terminal import Terminal, printable, progress_bar
+from dpray.types import Json
 
 
 def preview(
@@ -39,7 +40,7 @@ def preview(
         show_preview(found, config, Terminal())
 
 
-def show_preview(found: dict[str, Any], config: str, console: Terminal) -> None:
+def show_preview(found: Json, config: str, console: Terminal) -> None:
     """Print a preview, as `dpray.preview` returns it."""
     console.note("dpray preview", "bold", "texts without private records; nothing is charged")
     prompt = found["prompt"]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides, PublicFile, check_new, write_config
 from dpray.terminal import Terminal, progress_bar, titled_table
-from dpray.types import InputError
+from dpray.types import InputError, ReadOnlyJson
 
 if TYPE_CHECKING:
     from dpray.evaluation.rehearse import Rehearsal
@@ -94,7 +94,7 @@ def show_rehearsal(rehearsed: Rehearsal, console: Terminal) -> None:
         console.note(f"best at eps {epsilon:g}", colour, (best or "no method was tried") + more)
 
 
-def _row(name: str, scores: Mapping[str, Any], measures: list[str]) -> Iterator[str]:
+def _row(name: str, scores: ReadOnlyJson, measures: list[str]) -> Iterator[str]:
     yield name
     yield f"{scores['records']:,}"
     for measure in measures:

@@ -6,6 +6,7 @@ import json
 import unicodedata
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.text import Text
@@ -13,11 +14,19 @@ from rich.text import Text
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.config.config import Config
+from dpray.extras import Late
 from dpray.io.columns import cut_advice, cut_share
 from dpray.io.records import read_rows
 from dpray.runs.folder import TABLES
 from dpray.runs.privacy_report import PrivacyReport, parse_report
 from dpray.terminal import Terminal, add_or_remove, progress_bar
+from dpray.workers.needs import most_actors
+
+if TYPE_CHECKING:
+    from dpray.runs import failures
+    from dpray.workers import cluster
+else:  # `--help` does not wait for Ray.
+    failures, cluster = Late("dpray.runs.failures"), Late("dpray.workers.cluster")
 
 LOOKED_AT, MANY = 1000, 0.2
 """After a run, so many texts are looked at; a share of them that is larger is worth a word."""
@@ -25,25 +34,23 @@ LOOKED_AT, MANY = 1000, 0.2
 
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Make synthetic records; the same command resumes an unfinished run."""
-    # Imported late, as by the API: it needs the ledger.
-    from dpray.runs.failures import explain_charge
-
-    with explain_charge(None):
+    with failures.explain_charge(None):
         loaded = dpray.load(config, *overrides or [])
     report = run_with_progress(loaded, as_json)
     if as_json:
         typer.echo(json.dumps(report | {"output": loaded.output.path}))
     else:
-        show_run(parse_report(report), Path(loaded.output.path), Terminal())
+        console = Terminal()
+        show_run(parse_report(report), Path(loaded.output.path), console)
+        if (bucket := loaded.output.copy_to) is not None:
+            console.print(f"Copied to {bucket}", highlight=False, soft_wrap=True)
 
 
 def run_with_progress(config: Config, as_json: bool = False) -> dict[str, object]:
     """Run the configuration with a progress bar of public quantities, or their lines in a log."""
-    from dpray.workers.cluster import actors_alive
-    from dpray.workers.needs import most_actors
 
     def actors() -> tuple[int, int] | None:
-        alive = actors_alive() if config.runtime.uses_ray else None
+        alive = cluster.actors_alive() if config.runtime.uses_ray else None
         return None if alive is None else (alive, most_actors(config))
 
     shown = {"transient": False, "as_json": as_json}

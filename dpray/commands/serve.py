@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.engines.text import has_chat_template
-from dpray.extras import require
+from dpray.extras import Late, require
 from dpray.io.yaml_text import dump_yaml
 from dpray.serving.settings import ServeFile, load_serve_config
 from dpray.terminal import Terminal
+
+if TYPE_CHECKING:
+    from dpray.serving import applications
+else:  # A mistyped key should not have to wait for Ray.
+    applications = Late("dpray.serving.applications")
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Write the file for `serve deploy` to stdout; start none.")
@@ -28,16 +33,11 @@ def serve(
     """Serve the LLM and the embedder until Ctrl-C."""
     file = load_serve_config(config, overrides)
     require("dpray serve", "fastapi", "limits", "torch")
-    # Imported late: a mistyped key should not have to wait for Ray.
     if dry_run:
-        from dpray.serving.applications import serve_config
-
-        tree = serve_config(file)
+        tree = applications.serve_config(file)
         typer.echo(json.dumps(tree) if as_json else dump_yaml(tree).rstrip())
         return
     require("dpray serve", "vllm")
-    from dpray.serving.applications import serve_until_stopped
-
     console = Terminal(stderr=as_json)
     console.print("starting the models; `serve status` shows what they wait for")
 
@@ -47,7 +47,7 @@ def serve(
         else:
             _show(file, url, console)
 
-    serve_until_stopped(file, ready)
+    applications.serve_until_stopped(file, ready)
     console.print("stopped")
 
 

@@ -7,17 +7,16 @@ import json
 import re
 import shlex
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain, dropwhile, islice
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpray.config.data import DataConfig
-from dpray.engines.model_path import SMOLLM2
+from dpray.engines.model_path import SMOLLM2, own_sampling
 from dpray.evaluation.unit_check import looks_like_person
 from dpray.io.columns import (
     ROLE_KEYS,
@@ -28,6 +27,7 @@ from dpray.io.columns import (
     label_name,
     listed_names,
     plain_value,
+    words_of,
 )
 from dpray.io.encodings import (
     SAMPLE,
@@ -46,7 +46,7 @@ from dpray.io.records import Header, is_empty_file, read_file_header, read_piece
 from dpray.io.table import messages_of, role_of
 from dpray.io.yaml_text import dump_yaml, parse_yaml
 from dpray.methods.config import load_config
-from dpray.types import DATASET_NAME, InputError
+from dpray.types import DATASET_NAME, InputError, Json, ReadOnlyJson
 
 MOST_LOOKED_AT = 1000
 MOST_LABEL_ROWS = 100_000
@@ -83,8 +83,8 @@ Ask = Callable[[str, str | None], str]
 
 
 def starter_values(
-    path: str, form: FileFormat, given: Mapping[str, Any], looks: bool, ask: Ask | None
-) -> dict[str, Any]:
+    path: str, form: FileFormat, given: ReadOnlyJson, looks: bool, ask: Ask | None
+) -> Json:
     """Return the values of a configuration: from options (`given`), else from a person's answers,
     else defaults. Reads the header of the first file and, with `looks`, its first rows. Raises
     InputError that names the missing options."""
@@ -123,7 +123,8 @@ def starter_values(
         words = ask('The public label set: A,B,"C, with a comma"', None)
     if words:
         labels = read_labels(words)
-    codes = [name for name in map(label_name, labels) if is_code(name)]
+    names = [*map(label_name, labels)]
+    codes = [name for name in names if is_code(name)]
     if ask is not None and codes and values["label_about"] is None:
         values["label_about"] = ask(
             f"Public words for labels that are codes, such as `{codes[0]}: neoplasms`, with commas "
@@ -131,10 +132,13 @@ def starter_values(
             "",
         )
     _check_complete(values | {"labels": labels or None}, header)
-    return _usual(path, values) | {
+    usual = _usual(path, values)
+    return usual | {
         "path": path,
+        "sampling": own_sampling(usual["model"]),
         "labels": labels,
-        "label_about": read_label_words(values["label_about"]),
+        "label_about": {name: words for name in names if (words := words_of(name))}
+        | read_label_words(values["label_about"]),
         "looked_at": looks and not words,
         "roles": roles,
         "usual_roles": roles == ROLES,
@@ -149,7 +153,7 @@ def starter_values(
     }
 
 
-def starter(values: Mapping[str, Any]) -> str:
+def starter(values: ReadOnlyJson) -> str:
     """Return the commented YAML of a configuration. `sizes` are keys of `method`, and `time` is
     what a run with them takes."""
     pages = Environment(
@@ -224,7 +228,7 @@ def in_encoding(
     return replace(form, encoding=answer)
 
 
-def _known_words(given: Mapping[str, Any]) -> list[str]:
+def _known_words(given: ReadOnlyJson) -> list[str]:
     """Return what a person says is in the files: names of columns, and labels."""
     options = (given[key] or "" for key in ("text", "turns", "label", "unit", "labels"))
     return [word.strip() for option in options for word in option.split(",") if word.strip()]
@@ -329,7 +333,7 @@ def _read_label(word: str) -> Label:
     return value if isinstance(value, Label) else word
 
 
-def _check_columns(header: Header, values: Mapping[str, Any]) -> None:
+def _check_columns(header: Header, values: ReadOnlyJson) -> None:
     """Raise InputError for a column that the header does not have, in whole or in part."""
     for option in ("text", "turns", "label", "unit"):
         value = values[option]
@@ -364,7 +368,7 @@ def _columns_of(text: str | None, header: Header) -> str | list[str] | None:
     return [name.strip() for name in text.split(",")]
 
 
-def _check_complete(values: Mapping[str, Any], header: Header) -> None:
+def _check_complete(values: ReadOnlyJson, header: Header) -> None:
     wanted = ["text"] if values["turns"] is None else []
     wanted += ["public_size", "epsilon"]
     has_words = language_of(values["language"]) is not None
@@ -381,7 +385,7 @@ def _check_complete(values: Mapping[str, Any], header: Header) -> None:
         raise InputError("--public-size: not a whole number")
 
 
-def _usual(path: str, values: Mapping[str, Any]) -> dict[str, object]:
+def _usual(path: str, values: ReadOnlyJson) -> Json:
     """Return the values, with defaults for those that are None."""
     name = stem(path)
     usual = {

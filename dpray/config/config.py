@@ -70,6 +70,8 @@ class Config(Section):
                 raise ValueError(
                     f"engine.kind: {self.engine.kind} is not for {method.name}, which takes {kinds}"
                 )
+        if self.not_private and self.output.copy_to is not None:
+            raise ValueError("output.copy_to: nothing of a run without noise may leave its folder")
         if self.engine.kind != "none" and not self.engine.model:
             raise ValueError("engine.model: a folder, or a model's name")
         return self

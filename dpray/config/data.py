@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -50,7 +51,13 @@ Quote = Annotated[str, BeforeValidator(lambda sign: "" if sign is None else sign
 class DataConfig(Section):
     path: str = Field(
         description="JSONL, JSON, CSV, TSV, Parquet or Arrow, also .gz, .zst, .bz2 or .zip; a "
-        "folder of them or of .txt; a glob, a cloud path, or hf://name"
+        "folder of them or of .txt; a glob, a cloud path, hf://name; with `query`, a database"
+    )
+    query: str | None = Field(
+        None,
+        min_length=1,
+        description="a SELECT whose rows are the records, if `path` is a database such as "
+        "postgresql://host/name; a run copies them once, into its private folder",
     )
     text: Column | tuple[Column, ...] = Field(
         "text",
@@ -153,6 +160,10 @@ class DataConfig(Section):
 
     _digests: tuple[bytes, ...] | None = PrivateAttr(None)
 
+    def copied_to(self, file: Path) -> Self:
+        """Return the section of a database whose rows were copied to a file."""
+        return self.model_copy(update={"path": str(file), "query": None})
+
     @property
     def digests(self) -> tuple[bytes, ...] | None:
         """Return the SHA-256 of each file that a run was charged for, or None before that."""
@@ -203,6 +214,17 @@ class DataConfig(Section):
         if self.unit is None and self.max_records_per_unit != 1:
             raise ValueError("max_records_per_unit: without unit every record is its own unit")
         return self
+
+    @model_validator(mode="after")
+    def _a_database_is_no_file(self) -> DataConfig:
+        if self.query is not None and (of_files := self._set_for_files()):
+            raise ValueError(f"query: the rows of a database take no {of_files}, a key of files")
+        return self
+
+    def _set_for_files(self) -> str | None:
+        signs = ("delimiter", "skip_rows", "quote", "escape", "encoding", "records")
+        fields = type(self).model_fields
+        return next((key for key in signs if getattr(self, key) != fields[key].default), None)
 
     @model_validator(mode="after")
     def _shares_and_words_are_of_labels(self) -> DataConfig:

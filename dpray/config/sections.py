@@ -9,18 +9,14 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dpray.io.files import names_cloud
+from dpray.io.bucket import BUCKETS
+from dpray.io.files import NOT_IN_URLS, holds_secret, names_cloud
 from dpray.io.languages import DEFAULT_EMBEDDER
 from dpray.io.table_schema import read_schema_file
 from dpray.types import DATASET_NAME, DATASET_RULE, did_you_mean
@@ -414,13 +410,29 @@ class RuntimeConfig(Section):
 
 class OutputConfig(Section):
     path: str = Field("out/run", min_length=1, description="the run's folder, on a local disk")
+    copy_to: str | None = Field(
+        None,
+        description="a folder in a bucket, s3://bucket/name or gs://bucket/name, that the finished "
+        "release is copied to, without `private`",
+    )
 
     @field_validator("path")
     @classmethod
     def _is_local(cls, path: str) -> str:
         if names_cloud(path):
             raise ValueError(
-                "no cloud path: a run's lock and its renames need a local file system; copy the "
-                "folder when the run is finished"
+                "no cloud path: a run's lock and its renames need a local file system; give a "
+                "local folder, and the bucket in output.copy_to"
             )
         return path
+
+    @field_validator("copy_to")
+    @classmethod
+    def _is_folder_of_bucket(cls, uri: str | None) -> str | None:
+        if uri is None:
+            return None
+        if holds_secret(uri) or "@" in uri:
+            raise ValueError(NOT_IN_URLS)
+        if not uri.startswith(BUCKETS) or not PurePosixPath(urlsplit(uri).path).name:
+            raise ValueError("a folder in a bucket, such as s3://bucket/name or gs://bucket/name")
+        return uri.rstrip("/")

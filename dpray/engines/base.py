@@ -12,28 +12,20 @@ Legend of shape suffixes: S private rows of a group, V vocabulary.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pkgutil import resolve_name
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    Protocol,
-    TypeAlias,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from dpray.engines.finite_rows import highest
 from dpray.engines.schema.schema import Schema
-from dpray.extras import Late
+from dpray.extras import torch
+from dpray.types import Json, ReadOnlyJson
 from dpray.types import Prompt as Prompt
 
 if TYPE_CHECKING:
-    import torch
-else:
-    torch = Late("torch")
+    import numpy as np
 
 FinishReason = Literal["stop", "length", "exhausted"]
 
@@ -142,7 +134,7 @@ class TokenSelector(Protocol):
         """
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Return what the batch's next text continues from, as plain JSON values."""
         ...
 
@@ -197,7 +189,7 @@ class SelectorSpec:
     called with `arguments` (plain JSON values) by name."""
 
     factory: str
-    arguments: Mapping[str, Any] = field(repr=False)
+    arguments: ReadOnlyJson = field(repr=False)
 
     def build(self) -> TokenSelector:
         if not self.factory.startswith(("dpray.", "tests.")):
@@ -233,7 +225,7 @@ class LockstepResult:
     text: str = field(repr=False)
     token_ids: tuple[int, ...] = field(repr=False)
     finish_reason: FinishReason
-    state: Mapping[str, Any] = field(repr=False)
+    state: ReadOnlyJson = field(repr=False)
 
 
 Following = Callable[[LockstepResult], LockstepGroup | None]
@@ -300,7 +292,7 @@ class Engine(TextGenerator, Protocol):
 class Embedder(Protocol):
     """Embeds texts as L2-normalised float32 vectors, shape (number of texts, dimension)."""
 
-    def embed(self, texts: Sequence[str]) -> Any: ...
+    def embed(self, texts: Sequence[str]) -> np.ndarray: ...
 
 
 class EngineError(RuntimeError):

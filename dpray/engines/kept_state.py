@@ -13,12 +13,12 @@ one batch move each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
 from dpray.extras import Late
-from dpray.types import InputError
+from dpray.types import InputError, ReadOnlyJson
 
 if TYPE_CHECKING:
     import transformers
@@ -46,13 +46,13 @@ class Copy(Protocol):
     kept: str
     """The part of its configuration that makes the model change by what it reads, "" if none."""
 
-    def embed(self, texts: list[str], batch_size: int = ...) -> Any: ...
+    def embed(self, texts: list[str], batch_size: int = ...) -> np.ndarray: ...
 
 
 C = TypeVar("C", bound=Copy)
 
 
-def kept_by(config: Mapping[str, Any], ropes: tuple[str, ...] = ("dynamic", "longrope")) -> str:
+def kept_by(config: ReadOnlyJson, ropes: tuple[str, ...] = ("dynamic", "longrope")) -> str:
     """Return what makes a model of this configuration change by what it reads, "" if nothing is
     known: its architecture, one of these types of RoPE, or the scaling of nomic-embed-text."""
     found = [str(config["model_type"])] if config.get("model_type") in SWITCHING else []
@@ -61,7 +61,7 @@ def kept_by(config: Mapping[str, Any], ropes: tuple[str, ...] = ("dynamic", "lon
     return ", ".join(dict.fromkeys([*found, *(f"RoPE {t}" for t in _ropes(config) if t in ropes)]))
 
 
-def _ropes(value: Any, inside: bool = False) -> Iterator[str]:
+def _ropes(value: object, inside: bool = False) -> Iterator[str]:
     """Yield the types of RoPE in a configuration, also those of its parts and layers."""
     if isinstance(value, Mapping):
         for key, part in value.items():

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from dpray.config.sections import EngineConfig
-from dpray.extras import Late, is_installed, require
+from dpray.extras import Late, is_installed, require, torch
 
 if TYPE_CHECKING:
-    import torch
     import transformers
 else:
-    torch = Late("torch")
     transformers = Late("transformers")
 
 GIB = 2**30

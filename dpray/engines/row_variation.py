@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -37,15 +37,13 @@ from dpray.engines.base import (
     SelectorSpec,
     nothing_follows,
 )
-from dpray.extras import Late
-from dpray.types import InputError
+from dpray.extras import Late, torch
+from dpray.types import InputError, Json, ReadOnlyJson
 
 # A driver and the workers that read import this module, and need no torch.
 if TYPE_CHECKING:
-    import torch
     import transformers
 else:
-    torch = Late("torch")
     transformers = Late("transformers")
 
 POSITIONS = 3
@@ -116,7 +114,7 @@ class RowProbe:
         self.public.append(public.tolist())
         return Selected(self.token)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         return {"logits": self.logits, "public": self.public}
 
 
@@ -224,7 +222,7 @@ def rounding_warnings(dtype: str, variation: float | None = None) -> list[str]:
     return []
 
 
-def _decoded(engine: Engine, trial: _Trial) -> Mapping[str, Any]:
+def _decoded(engine: Engine, trial: _Trial) -> ReadOnlyJson:
     """Return the `RowProbe`'s state once the trial's own group is decoded."""
     groups = [trial.group, *trial.beside]
     with closing(engine.decode_lockstep(groups, trial.following)) as results:
@@ -320,7 +318,7 @@ def refuse_shared_scales(model: str) -> None:
     """Raise InputError for the folder, or the hub's name, of a model whose activations may be
     quantised by scales that rows share."""
     try:
-        config: Any = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
         parts = (config, config.get_text_config())
     except Exception as error:  # damaged files raise errors of many classes
         raise InputError(

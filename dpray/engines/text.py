@@ -29,12 +29,13 @@ from dpray.engines.schema.schema import Schema
 from dpray.engines.schema.token_mask import TokenMask, Vocabulary, first_mask, fitted
 from dpray.engines.silence import silence_models
 from dpray.extras import Late
-from dpray.types import InputError, is_interruption, valid_unicode
+from dpray.types import InputError, Json, is_interruption, valid_unicode
 
 if TYPE_CHECKING:
     import transformers
 else:
     transformers = Late("transformers")
+llguidance_hf = Late("llguidance.hf")
 
 STAND_IN = "thewordsofthisrequest"
 
@@ -226,7 +227,7 @@ class TextCodec:
         return bool(tokens) and self.ended(group.public_prompt, tokens, group.stop) is not None
 
     def result(
-        self, group: LockstepGroup, tokens: list[int], exhausted: bool, state: dict[str, Any]
+        self, group: LockstepGroup, tokens: list[int], exhausted: bool, state: Json
     ) -> LockstepResult:
         """Make the result of a group's text: one that is over, or that `exhausted` the selector."""
         ended = None
@@ -263,12 +264,12 @@ class TextCodec:
     def vocabulary(self, size: int | None = None) -> Vocabulary:
         """Return the tokens for masks; `size` is the length of the logits, by default that of the
         tokens that can be read. Raises InputError if llguidance cannot read the tokenizer."""
-        from llguidance.hf import from_tokenizer
-
         size = size or self.readable
         longest = max(size, 1 + max(self.tokenizer.get_vocab().values()))
         try:
-            return Vocabulary(from_tokenizer(self.tokenizer, longest, self.eos_ids[0]), size)
+            return Vocabulary(
+                llguidance_hf.from_tokenizer(self.tokenizer, longest, self.eos_ids[0]), size
+            )
         except ValueError as error:
             raise InputError(
                 f"method.schema: the model's tokenizer does not fit: {error}"

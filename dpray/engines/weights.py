@@ -10,22 +10,22 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedModel,
-)
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from transformers.utils.hub import cached_file
+from typing import TYPE_CHECKING, Any
 
 from dpray.engines.base import EngineError
 from dpray.engines.row_variation import QUANTISATION
 from dpray.engines.silence import silence_models
+from dpray.extras import Late, torch
 from dpray.types import InputError
+
+if TYPE_CHECKING:
+    import transformers
+    from transformers.integrations import deepspeed
+    from transformers.utils import hub
+else:
+    transformers = Late("transformers")
+    deepspeed = Late("transformers.integrations.deepspeed")
+    hub = Late("transformers.utils.hub")
 
 MOST_NAMED = 3
 """A message names this many weights, and counts them all."""
@@ -41,9 +41,9 @@ def load_whole(folder: str, dtype: str) -> Any:
     Raises InputError that names the weights that are missing, have another shape or are not
     finite, or that the model has no place for, and any error for damaged files.
     """
-    model = with_all_weights(AutoModelForCausalLM, folder, dtype=dtype)
+    model = with_all_weights(transformers.AutoModelForCausalLM, folder, dtype=dtype)
     # Under ZeRO 3 each rank holds parts: the whole was looked at before.
-    if not is_deepspeed_zero3_enabled():
+    if not deepspeed.is_deepspeed_zero3_enabled():
         refuse_not_finite(model.named_parameters(), folder)
     return model
 
@@ -57,8 +57,8 @@ def check_weights(folder: str, *, values: bool = True) -> None:
     hold other numbers than its own, and one of an architecture that it has no causal language model
     for. Their engine still refuses files that lack a weight, if it looks for that.
     """
-    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or any(
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or any(
         getattr(config, key, None) for key in QUANTISATION
     ):
         return
@@ -66,7 +66,7 @@ def check_weights(folder: str, *, values: bool = True) -> None:
         if values:
             load_whole(folder, "auto")
         else:
-            with_all_weights(AutoModelForCausalLM, folder, device_map="meta")
+            with_all_weights(transformers.AutoModelForCausalLM, folder, device_map="meta")
     except InputError:
         raise
     except Exception as error:  # damaged files raise errors of many classes
@@ -77,14 +77,14 @@ def check_embedder(model: Any, folder: str) -> None:
     """Raise InputError if a model of sentence-transformers, loaded from `folder`, lacks weights,
     which the library does not say, or if some are not finite."""
     key, places = "embedder.model", [""]
-    listed = cached_file(folder, "modules.json", _raise_exceptions_for_missing_entries=False)
+    listed = hub.cached_file(folder, "modules.json", _raise_exceptions_for_missing_entries=False)
     if listed is not None:
         places = [module["path"] for module in json.loads(Path(listed).read_text())]
     for module, place in zip(model, places, strict=False):
         found = getattr(module, "auto_model", None)
-        if isinstance(found, PreTrainedModel) and found.name_or_path == folder:
+        if isinstance(found, transformers.PreTrainedModel) and found.name_or_path == folder:
             # Without its numbers, it is there a second time.
-            empty: Any = {"config": found.config, "subfolder": place, "device_map": "meta"}
+            empty = {"config": found.config, "subfolder": place, "device_map": "meta"}
             with_all_weights(type(found), folder, key, POOLER, **empty)
     refuse_not_finite(model.named_parameters(), folder, key)
 
@@ -102,7 +102,7 @@ def with_all_weights(
         output_loading_info=True,
         **options,
     )
-    if is_deepspeed_zero3_enabled():
+    if deepspeed.is_deepspeed_zero3_enabled():
         return model
     missing = {name for name in found["missing_keys"] if not (unused and re.search(unused, name))}
     reshaped = {name for name, *_ in found["mismatched_keys"]}

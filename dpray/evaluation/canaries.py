@@ -11,24 +11,22 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import PIPE, Popen
-from tempfile import TemporaryFile, mkdtemp
-from typing import Any
+from tempfile import TemporaryFile
 
 import numpy as np
 
 from dpray.config.config import Config, DataConfig
+from dpray.evaluation.files import files_of
 from dpray.io.columns import column_of, match_label
 from dpray.io.file_list import list_files
 from dpray.io.records import read_rows
+from dpray.io.snapshot import vanishing_folder
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.runs.plan import Losses, Plan
-from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
+from dpray.types import DprayError, InputError, Json, OnProgress, Progress, Resumable
 
 RunMethod = Callable[[Config, OnProgress], object]
 REPETITIONS = (1, 10, 100)
@@ -108,7 +106,8 @@ def check_canaries(plan: Plan, candidates: int) -> None:
     """Raise InputError if there are no records, or if canaries cannot be put among them."""
     if candidates < 1:
         raise InputError(f"candidates: {candidates} look-alikes are too few; at least 1")
-    list_files(plan.config.data.path)
+    if plan.config.data.query is None:
+        list_files(plan.config.data.path)
     if plan.config.data.is_table:
         raise InputError("data.text: canaries need one column of text, no table of several")
 
@@ -138,15 +137,19 @@ def try_canaries(
         (canary, {key: str(rng.choice(list(values))) for key, values in columns.items()})
         for canary in canaries
     ]
-    with _vanishing_folder() as folder, TemporaryFile("w", dir=folder, encoding="utf-8") as copy:
-        for row in _rows(plan.config.data, planted):
-            copy.write(json.dumps(row, default=str) + "\n")
+    with (
+        vanishing_folder("dpray-audit-") as folder,
+        TemporaryFile("w", dir=folder, encoding="utf-8") as copy,
+    ):
+        with files_of(plan.config.data) as data:
+            for row in _rows(data, planted):
+                copy.write(json.dumps(row, default=str) + "\n")
         copy.flush()
         # The copy has no name of its own: it ends with this process, also in a power cut.
         (folder / "records.jsonl").symlink_to(f"/proc/{os.getpid()}/fd/{copy.fileno()}")
         _run_copy(plan.config, folder, run, on_progress)
         texts = [str(row["text"]) for _, row in read_rows(str(folder / "run" / "synthetic.jsonl"))]
-        found: list[dict[str, Any]] = [
+        found: list[Json] = [
             {
                 "kind": canary.kind.name,
                 "repetitions": canary.repetitions,
@@ -163,22 +166,12 @@ def try_canaries(
     return found
 
 
-@contextmanager
-def _vanishing_folder() -> Iterator[Path]:
-    """Yield a new folder, which another process removes when this one leaves it or ends."""
-    folder = mkdtemp(prefix="dpray-audit-")
-    wait = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
-    # In a session of its own: a signal to this one's processes does not reach it.
-    with Popen([sys.executable, "-c", wait, folder], stdin=PIPE, start_new_session=True):
-        yield Path(folder)
-
-
 def _run_copy(config: Config, folder: Path, run: RunMethod, on_progress: OnProgress) -> None:
     """Run the configuration on the folder's records, with its own ledger and output."""
     changes = {
-        "data": {"path": f"{folder}/records.jsonl", "encoding": None},
+        "data": {"path": f"{folder}/records.jsonl", "query": None, "encoding": None},
         "privacy": {"ledger": f"sqlite:///{folder}/ledger.db"},
-        "output": {"path": f"{folder}/run"},
+        "output": {"path": f"{folder}/run", "copy_to": None},
     }
     sections = {key: getattr(config, key).model_copy(update=new) for key, new in changes.items()}
     try:
@@ -195,7 +188,7 @@ def _rows(
     data: DataConfig, planted: Sequence[tuple[Canary, dict[str, str]]]
 ) -> Iterator[dict[str, object]]:
     """Yield the records in order, then the canaries with the other columns of the last record."""
-    row: dict[str, Any] = {}
+    row: Json = {}
     for source in list_files(data.path):
         for where, row in read_rows(source, data.format):
             if data.label is None:
@@ -206,7 +199,7 @@ def _rows(
             name = match_label(value, data.label_names, data.label, where)
             yield row | {data.label: data.released_label(name)}
     for number, (canary, names) in enumerate(planted):
-        values: dict[str, Any] = dict(names)
+        values: Json = dict(names)
         if data.label in names:
             values[data.label] = data.released_label(names[data.label])
         for repetition in range(canary.repetitions):

@@ -6,13 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from dpray.config.config import Config
 from dpray.methods.config import AutoSettings, ChainSettings, parse_config
 from dpray.methods.registry import choose
 from dpray.runs.plan import Choice
-from dpray.types import InputError, OnProgress, Progress
+from dpray.types import InputError, Json, OnProgress, Progress, ReadOnlyJson
 
 METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
 """The order of recommendation: with a small model texts of the first two methods were nearest to
@@ -34,7 +33,7 @@ class Chosen:
         choice = self.choice
         return choice is not None and (choice.signal is None or choice.signal.is_enough)
 
-    def chosen_method(self) -> dict[str, Any]:
+    def chosen_method(self) -> Json:
         """Return the section `method` of a configuration that runs the chosen plan."""
         assert self.choice is not None
         return self.choice.plan.settings.model_dump(exclude_unset=True)
@@ -108,7 +107,7 @@ def wanted(config: Config) -> int:
     return next((section[key] for key in records_keys(method.name) if section.get(key)), RECORDS)
 
 
-def sections(config: Config) -> dict[str, dict[str, Any]]:
+def sections(config: Config) -> dict[str, Json]:
     """Return the section `method` of every method to compare, with the keys that are set, by name.
     Raises InputError for a chain."""
     method = config.method
@@ -122,7 +121,7 @@ def sections(config: Config) -> dict[str, dict[str, Any]]:
     return {name: {"name": name} | keys[name] for name in METHODS}
 
 
-def answer(config: Config, section: Mapping[str, Any], records: int) -> Chosen:
+def answer(config: Config, section: ReadOnlyJson, records: int) -> Chosen:
     """Choose a plan for the method of a section `method`. It makes `records` texts, unless the
     section sets its own number. Raises InputError if the section's keys are wrong by themselves."""
     asked = {records_keys(section["name"])[0]: records, **section}
@@ -139,7 +138,7 @@ def answer(config: Config, section: Mapping[str, Any], records: int) -> Chosen:
         return Chosen(None, _as_written(config, section, str(error)))
 
 
-def _as_written(config: Config, section: Mapping[str, Any], message: str) -> str:
+def _as_written(config: Config, section: ReadOnlyJson, message: str) -> str:
     """Return an error's message with the key as the configuration has it: with `name: auto`, the
     keys of a method are below the method's name."""
     if isinstance(config.method, AutoSettings) and message.startswith("method."):
@@ -152,12 +151,12 @@ def records_keys(name: str) -> tuple[str, ...]:
     return ("max_records", "texts") if name == "private_prediction" else ("records",)
 
 
-def plain(config: Config) -> dict[str, Any]:
+def plain(config: Config) -> Json:
     """Return the configuration as the plain tree that it was read from."""
     return config.model_dump(mode="json", exclude_unset=True)
 
 
-def with_epsilon(config: Config, epsilon: float) -> dict[str, Any]:
+def with_epsilon(config: Config, epsilon: float) -> Json:
     """Return the configuration, as a plain tree, with another `privacy.epsilon`."""
     tree = plain(config)
     return tree | {"privacy": tree["privacy"] | {"epsilon": epsilon}}

@@ -14,11 +14,11 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any
 
 import numpy as np
 
 from dpray.mechanisms.term_matcher import UNSPACED, spaced
+from dpray.types import ReadOnlyJson
 
 NGRAM = 5
 """Words in an n-gram."""
@@ -258,7 +258,7 @@ def _is_name(piece: str) -> bool:
     return len(piece) > 1 and piece[0].isupper() and piece[1:] != piece[1:].upper()
 
 
-def in_words(found: Mapping[str, Any]) -> str:
+def in_words(found: ReadOnlyJson) -> str:
     """Return a sentence about the kinds of strings that occur more often than expected, without a
     string."""
     more: Counter[str] = Counter()

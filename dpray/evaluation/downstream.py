@@ -12,6 +12,8 @@ from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score
 
+from dpray.types import Json
+
 
 @dataclass(frozen=True)
 class Embedded:
@@ -52,7 +54,7 @@ def compare_downstream(
     seeds: int,
     fit: Fit = _regression,
     name: str = "logistic regression on embeddings",
-) -> dict[str, Any]:
+) -> Json:
     """Return accuracy and macro F1, on the real test records, of a classifier trained on each of
     `sets`: `synthetic` records, real records (`ceiling`), and `floor`, texts made without the
     private data. Without a `floor`, the floor predicts the most common label of the ceiling.
@@ -61,7 +63,7 @@ def compare_downstream(
     deviation covers the choice of both, and random initial weights.
     """
     baseline = {} if "floor" in sets else {"floor": sets["ceiling"]}
-    result: dict[str, Any] = {"classifier": name, "seeds": seeds}
+    result: Json = {"classifier": name, "seeds": seeds}
     for key, records in {**sets, **baseline}.items():
         fit_one = _majority_class if key in baseline else fit
         scores = []

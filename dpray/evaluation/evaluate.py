@@ -10,7 +10,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -20,17 +19,11 @@ from dpray.evaluation.columns import compare_columns, other_types
 from dpray.evaluation.copies import compare_copies, compare_replays, in_words
 from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
-from dpray.evaluation.texts import (
-    Parse,
-    compare_lengths,
-    compare_topics,
-    parsed_record,
-    structure,
-)
+from dpray.evaluation.texts import Parse, compare_lengths, compare_topics, parsed_record, structure
 from dpray.io.columns import MOST_LETTERS, MOST_NAMES, cut_advice, label_name
 from dpray.io.near_labels import nearest, spelled
 from dpray.mechanisms.topics import Words
-from dpray.types import InputError, OnProgress, Progress, no_progress
+from dpray.types import InputError, Json, OnProgress, Progress, ReadOnlyJson, no_progress
 
 Labelled = tuple[str, str | None]
 """A text and its label, None if the data has none."""
@@ -53,12 +46,12 @@ def evaluate(
     *,
     train: Sequence[Labelled] | None = None,
     floor: Sequence[Labelled] | None = None,
-    schema: dict[str, Any] | None = None,
+    schema: Json | None = None,
     seeds: int = 5,
     units: Sequence[Hashable] | None = None,
     words: Words | None = None,
     on_progress: OnProgress = no_progress,
-) -> dict[str, Any]:
+) -> Json:
     """Return the content of `evaluation.json`. Without labels, `downstream` is null.
 
     `real` are the test records. `train` are other real records, best the private ones behind the
@@ -112,7 +105,7 @@ def _compare(
     parse: Parse,
     words: Words | None,
     on_progress: OnProgress,
-) -> dict[str, Any]:
+) -> Json:
     """Return the parts of the result that compare the `SIDES`."""
     made, other, tested = texts = [[text for text, _ in sets[key]] for key in SIDES]
     made_ND, other_MD, tested_KD = vectors = [embedded[key].vectors for key in SIDES]
@@ -135,7 +128,7 @@ def _compare(
     }
 
 
-def verdict(result: Mapping[str, Any], cut_share: float | None) -> str:
+def verdict(result: ReadOnlyJson, cut_share: float | None) -> str:
     """Return the sentence with which an evaluation ends: how near the texts come to real ones, what
     was copied, and the key to turn if many texts are cut."""
     found: list[str] = []
@@ -181,7 +174,7 @@ class Judge:
     def scores(self, records: Sequence[Mapping[str, object]]) -> dict[str, object]:
         """Return the number of records, and each measure's mean and deviation over draws."""
         made = self._embedded(records)
-        found: dict[str, Any] = {"records": len(records)}
+        found: Json = {"records": len(records)}
         if self._labelled:
             sets = {"synthetic": made, "ceiling": self._train}
             scores = compare_downstream(sets, self._test, JUDGE_SEEDS)["synthetic"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 from scipy.linalg import eigvalsh
@@ -14,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.preprocessing import normalize
 
 from dpray.evaluation.downstream import summaries
-from dpray.types import OnProgress, Progress, no_progress
+from dpray.types import Json, OnProgress, Progress, no_progress
 
 Vectors = np.ndarray
 Scores = dict[str, float]
@@ -44,7 +43,7 @@ def compare_fidelity(
     test_KD: Vectors,
     seeds: int,
     on_progress: OnProgress = no_progress,
-) -> dict[str, Any]:
+) -> Json:
     """Take each measure between real test records and synthetic ones and, as a reference, between
     real test records and other real ones. Each of the `seeds` draws has equally many a side."""
     size = min(len(synthetic_ND), len(other_MD), len(test_KD))

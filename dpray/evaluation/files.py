@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from dpray.config.config import DataConfig
 from dpray.engines.base import Embedder, EngineError
+from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.evaluation.evaluate import Labelled, evaluate, verdict
 from dpray.evaluation.personal_data import find_patterns
 from dpray.evaluation.settings import EvaluationSettings
@@ -19,6 +22,7 @@ from dpray.io.files import check_writable, read_json, write_durably
 from dpray.io.formats import AS_RECOGNISED, FileFormat, Row, Where
 from dpray.io.languages import embedder_advice, topic_words
 from dpray.io.records import read_rows
+from dpray.io.snapshot import take_snapshot, vanishing_folder
 from dpray.io.table import object_text, turns_text
 from dpray.io.table_schema import json_columns_of
 from dpray.mechanisms.topics import words_of
@@ -34,6 +38,16 @@ TEXT, LABEL = "text", "label"
 
 TextOf = Callable[..., str]
 """Makes a record's text of its `row`, which is at `where`."""
+
+
+@contextmanager
+def files_of(data: DataConfig) -> Iterator[DataConfig]:
+    """Yield the section with files to read: for a database, a copy of its rows that vanishes."""
+    if data.query is None:
+        yield data
+        return
+    with vanishing_folder("dpray-rows-") as folder:
+        yield data.copied_to(take_snapshot(data.path, data.query, folder / "rows"))
 
 
 def evaluate_files(
@@ -113,9 +127,6 @@ def _language_of_run(folder: Path) -> str | None:
 def load_embedder(name: str) -> Embedder:
     """Load an embedding model. Raises InputError if there is none."""
     require("embedder", "sentence_transformers")
-    # Importing sentence-transformers takes seconds, which a wrong path should not cost.
-    from dpray.engines.embedder import SentenceTransformerEmbedder
-
     try:
         return SentenceTransformerEmbedder(name)
     except (EngineError, InputError):

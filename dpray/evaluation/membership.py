@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from dpray.engines.base import Embedder
 from dpray.evaluation import NOT_FOR_RELEASE
 from dpray.evaluation.copies import NGRAM, nearest_cosine, shared_words
-from dpray.types import InputError
+from dpray.types import InputError, Json
 
 FEW = 100
 """A false-positive rate of 1 % takes at least this many records a side."""
@@ -36,7 +35,7 @@ def membership(
     synthetic: Sequence[str],
     embedder: Embedder,
     confidence: float = 0.95,
-) -> dict[str, Any]:
+) -> Json:
     """Return for each score the area under the ROC curve (0.5 is chance) with its interval, and the
     true-positive rate at a false-positive rate of 1 % (Carlini et al. 2022).
 

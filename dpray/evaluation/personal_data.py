@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
 
+from dpray.extras import Late
 from dpray.io.languages import language_of
+from dpray.types import ReadOnlyJson
+
+phonenumbers = Late("phonenumbers")
 
 LIMITS = (
     "The scan finds patterns, not names. A match may be an invention of the model, and no match "
@@ -208,15 +211,14 @@ def _phone_numbers(text: str, region: str) -> tuple[int, str]:
     region. Return the text without them, too."""
     if sum(map(str.isdigit, text)) < PHONE_DIGITS:
         return 0, text
-    from phonenumbers import Leniency, PhoneNumberMatcher
-
-    spans = [(each.start, each.end) for each in PhoneNumberMatcher(text, region, Leniency.VALID)]
+    found = phonenumbers.PhoneNumberMatcher(text, region, phonenumbers.Leniency.VALID)
+    spans = [(each.start, each.end) for each in found]
     for start, end in reversed(spans):
         text = f"{text[:start]}\n{text[end:]}"
     return len(spans), text
 
 
-def in_words(found: Mapping[str, Any]) -> tuple[str, str]:
+def in_words(found: ReadOnlyJson) -> tuple[str, str]:
     """Return the matches of `find_patterns` by kind, and the number of texts that have one."""
     matches = [f"{name}: {count:,}" for name, count in found["matches"].items() if count]
     of_texts = f"{found['texts_with_matches']:,} of {found['texts']:,}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from dpray.io.public_files import public_files
 from dpray.io.records import read_rows
 from dpray.io.units import unit_of
 from dpray.methods.config import parse_config
-from dpray.types import InputError, OnProgress, Progress
+from dpray.types import InputError, Json, OnProgress, Progress, ReadOnlyJson
 
 if TYPE_CHECKING:
     from dpray.engines.base import Embedder
@@ -53,7 +53,7 @@ class Rehearsed:
     """A method at one epsilon: the `scores` of its release, or the reason why it was not run."""
 
     answer: Chosen
-    scores: Mapping[str, Any] | None = None
+    scores: ReadOnlyJson | None = None
     why_not: str | None = None
 
     def summary(self) -> dict[str, object]:
@@ -71,9 +71,9 @@ class Rehearsal:
     """
 
     config: Config
-    public: Mapping[str, Any]
+    public: ReadOnlyJson
     score: str
-    real: Mapping[str, Any]
+    real: ReadOnlyJson
     found: Mapping[float, Mapping[str, Rehearsed]]
 
     def best(self, epsilon: float) -> str | None:
@@ -124,7 +124,7 @@ class Rehearsal:
             ],
         }
 
-    def tree(self, epsilon: float) -> dict[str, Any]:
+    def tree(self, epsilon: float) -> Json:
         """Return the configuration of the best method for the private records, as a plain tree.
         Raises InputError if no method was rehearsed."""
         if (best := self.best(epsilon)) is None:
@@ -286,7 +286,7 @@ def public_records(config: Config, public: str) -> Iterator[tuple[str, dict[str,
                 raise InputError(f"--public: {error}") from None
 
 
-def _as_released(config: Config, row: Mapping[str, Any], text: str, where: Where) -> dict[str, Any]:
+def _as_released(config: Config, row: ReadOnlyJson, text: str, where: Where) -> Json:
     data = config.data
     # Of a table, too: the cells of CSV get the types that they have in the text.
     found = (data.columns_of(text) if data.is_table else None) or {data.text_columns[0]: text}
@@ -338,19 +338,17 @@ def write_stand_in(rows: Sequence[Mapping[str, object]], folder: Path) -> Path:
     return path
 
 
-def on_stand_in(
-    config: Config, method: Mapping[str, Any], stand_in: Path, folder: Path
-) -> dict[str, Any]:
+def on_stand_in(config: Config, method: ReadOnlyJson, stand_in: Path, folder: Path) -> Json:
     """Return the configuration, as a plain tree, of a run of `method` on the stand-in, in `folder`
     and with its own ledger."""
     tree = plain(config)
     changed = {
-        "data": {"path": str(stand_in), "encoding": None},
+        "data": {"path": str(stand_in), "query": None, "encoding": None},
         "privacy": {
             "ledger": f"sqlite:///{folder}/private/ledger.db",
             "dataset": "rehearsal",
         },
-        "output": {"path": str(folder)},
+        "output": {"path": str(folder), "copy_to": None},
     }
     own = {key: tree[key] | new for key, new in changed.items()}
     return with_method(tree | own, method)

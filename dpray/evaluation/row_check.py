@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from dpray.config.config import Config, DataConfig
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
 from dpray.engines.vllm.model import context_of
+from dpray.evaluation.files import files_of
 from dpray.evaluation.label_check import LabelCheck
 from dpray.evaluation.text_check import is_base64, misfits_of
 from dpray.evaluation.unit_check import People
@@ -33,7 +33,7 @@ from dpray.io.formats import Piece, Where, kind_of
 from dpray.io.records import read_file_header, scan_piece, titles_in
 from dpray.methods.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit
-from dpray.types import InputError, OnProgress, Progress, no_progress
+from dpray.types import InputError, Json, OnProgress, Progress, no_progress
 from dpray.workers.rows import data_pieces, to_row
 
 MOST_REASONS, MOST_ROWS = 40, 10
@@ -62,10 +62,15 @@ SHARES = {"shortest": 0.0, "half": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1.0}
 NOTICE = "exact counts of private rows, for the owner only: not for release; nothing was charged"
 
 
-def check_rows(config: Config, on_progress: OnProgress = no_progress) -> dict[str, Any]:
+def check_rows(config: Config, on_progress: OnProgress = no_progress) -> Json:
     """Read all rows as a run will, and return the counts for the owner. Raises
     InputError if the configuration has no plan, or if its path names no files."""
     plan = make_plan(config)
+    with files_of(config.data) as data:
+        return _check_files(plan, config.model_copy(update={"data": data}), on_progress)
+
+
+def _check_files(plan: Plan, config: Config, on_progress: OnProgress) -> Json:
     pieces = data_pieces(config.data)
     tally = Tally(plan)
     if plan.reads.token_limits:
@@ -172,7 +177,7 @@ class Tally:
         if where is not None and len(self.places[reason]) < MOST_ROWS:
             self.places[reason].append(str(where))
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Json:
         labels, roles = self.names.labels, self.names.roles
         return {
             "notice": NOTICE,
@@ -211,10 +216,10 @@ class Tally:
             "proposals": self._proposals(),
         } | self.people.summary()
 
-    def _limits(self) -> list[dict[str, Any]]:
+    def _limits(self) -> list[Json]:
         return [self._limit(limit) for limit in self.plan.reads.token_limits]
 
-    def _limit(self, limit: TokenLimit) -> dict[str, Any]:
+    def _limit(self, limit: TokenLimit) -> Json:
         lengths, room = self.tokens[limit.key], self._room(limit)
         most = min(limit.most, room)
         return {
@@ -302,7 +307,7 @@ class Tally:
             found["method.max_tokens"] = fitting
         return found
 
-    def _proposals(self) -> list[dict[str, Any]]:
+    def _proposals(self) -> list[Json]:
         """Return keys that the owner may want to set, each with the reason."""
         found: dict[str, tuple[str | int, str]] = {}
         if self.titles:

@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from dpray.config.sections import MethodSettings, TextSettings
+from dpray.extras import Late
 from dpray.io.table import parse_json
 from dpray.io.table_schema import is_grammar
+
+# Late: most runs have no schema.
+referencing, validators = Late("referencing"), Late("jsonschema.validators")
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -33,12 +37,8 @@ def misfits_of(method: MethodSettings) -> Misfits | None:
     schema = method.schema if isinstance(method, TextSettings) else None
     if schema is None or is_grammar(schema):
         return None
-    # Imported late: most runs have no schema.
-    from jsonschema.validators import validator_for
-    from referencing import Registry
-
     # An empty registry: nothing is fetched for a `$ref`.
-    validator = validator_for(schema)(schema, registry=Registry())
+    validator = validators.validator_for(schema)(schema, registry=referencing.Registry())
 
     def misfits(text: str) -> set[tuple[str, str]]:
         try:

@@ -16,7 +16,7 @@ from dpray.evaluation.downstream import summaries
 from dpray.io.table import parse_json
 from dpray.mechanisms.term_matcher import count_words
 from dpray.mechanisms.topics import Words, class_terms, clusters_of
-from dpray.types import InputError
+from dpray.types import InputError, Json
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -106,7 +106,7 @@ Parse = Callable[[str], Record | None]
 
 
 def structure(
-    texts: Sequence[str], schema: dict[str, Any] | None, parse: Parse = parsed_record
+    texts: Sequence[str], schema: Json | None, parse: Parse = parsed_record
 ) -> dict[str, float | None]:
     """Return `json_parse_share`, the share of texts that are one JSON object or array by the strict
     grammar (no NaN), and `schema_share`, the share that also fits `schema` (None without a schema).

@@ -8,7 +8,6 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from dpray.config.data import DataConfig
 from dpray.io.columns import dotted_names
 from dpray.io.formats import Where
 from dpray.io.units import alike, unit_of
-from dpray.types import InputError
+from dpray.types import InputError, Json
 from dpray.workers.rows import Row
 
 MOST_COLUMNS = 8
@@ -79,7 +78,7 @@ class People:
             except InputError:
                 continue  # it names nobody
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Json:
         """Return `equal_texts`, the number of records that share their text with another; `units`,
         None without `data.unit`; and `persons`, columns with repeated values."""
         times = _times(self._texts)

@@ -17,13 +17,13 @@ from dpray.types import InputError
 _RULE = re.compile(r"\s*(\S(?:.*?\S)?)\s*>\s*(\S+)\s*")
 _DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _NUMBER = re.compile(r"-?[0-9]{1,38}(?:\.[0-9]{1,38})?")
-_THOUSANDS = re.compile(r"-?[1-9][0-9]{0,2}\.[0-9]{3}")
 
 
 @dataclass(frozen=True)
 class After:
-    """Rows with a larger number, or a later day, in a column. Numbers are compared exactly; a day
-    is that which the cell says, in whatever time zone it was written."""
+    """Rows with a larger number, or a later day, in a column. Numbers are compared exactly, and a
+    point in a text is a decimal point: `12.500` is 12.5. A day is that which the cell says, in
+    whatever time zone it was written."""
 
     column: str
     value: Decimal | date
@@ -42,11 +42,6 @@ class After:
                 )
             return day > self.value
         if isinstance(cell, str) and _NUMBER.fullmatch(cell.strip()):
-            if _THOUSANDS.fullmatch(cell.strip()):
-                raise InputError(
-                    f"{where}: column '{self.column}' may have a sign between thousands, so that "
-                    "data.after cannot compare it; write numbers without one"
-                )
             cell = Decimal(cell.strip())
         if isinstance(cell, float):
             cell = Decimal(repr(cell))  # the number that the file says, not its nearest binary one

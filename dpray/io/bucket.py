@@ -127,7 +127,7 @@ def look(model: str, key: str, connect: Connect | None = None) -> BucketFolder:
     except FileNotFoundError:
         raise InputError(f"{key}: {uri}: there is no such folder in the bucket") from None
     except (OSError, ValueError, RecursionError, pyarrow.ArrowException) as error:
-        raise _explained(error, key, uri) from None
+        raise explained(error, key, uri) from None
     if missing:
         raise _not_whole(key, uri, missing)
     files = [
@@ -170,7 +170,7 @@ def fetch(folder: BucketFolder, into: Path, key: str) -> None:
     except (OSError, pyarrow.ArrowException) as error:
         if disk_is_full(error):
             raise
-        raise _explained(error, key, folder.uri) from None
+        raise explained(error, key, folder.uri) from None
     look(f"{folder.uri}#{folder.digest}", key, lambda uri: (folder.filesystem, folder.root))
 
 
@@ -213,7 +213,8 @@ def _missing_shard(filesystem: fs.FileSystem, root: str, names: list[str]) -> st
     return None
 
 
-def _explained(error: Exception, key: str, uri: str) -> InputError | Resumable:
+def explained(error: Exception, key: str, uri: str) -> InputError | Resumable:
+    """Return the error of a file system as one that names the key and the remedy."""
     line = first_line(error)
     for pattern, meaning in REMEDIES.items():
         if re.search(pattern, line):

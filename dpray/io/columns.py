@@ -202,6 +202,12 @@ def is_code(name: str) -> bool:
     return name.replace(".", "").lstrip("-").isdecimal()
 
 
+def words_of(name: str) -> str:
+    """Return the words of a label such as `card_lost`, as a prompt says them; "" for a label
+    without underscores between its words."""
+    return name.replace("_", " ") if re.fullmatch(r"[^\W_]+(_[^\W_]+)+", name) else ""
+
+
 def label_name(value: object) -> str:
     """Return a label's name. A name's name is itself. A value that JSON does not have, such as a
     date, goes by its text."""

@@ -14,15 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from dpray.io.columns import looks_like_name
-from dpray.io.formats import (
-    FileFormat,
-    Row,
-    Scanned,
-    Where,
-    base_name,
-    row_of,
-    without_compression,
-)
+from dpray.io.formats import FileFormat, Row, Scanned, Where, base_name, row_of, without_compression
 from dpray.io.text_files import (
     LONGEST_ROW,
     MARKS,

@@ -12,7 +12,9 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path, PurePosixPath
 from threading import Event
 
@@ -60,6 +62,21 @@ REMEDIES = {
 }
 """Remedies for files that are not read, by the endings of their names."""
 
+TABLES = {
+    "_delta_log": (
+        ".json",
+        "a Delta table, whose files also have deleted rows; write one version of it to a file: "
+        "pyarrow.parquet.write_table(deltalake.DeltaTable(FOLDER).to_pyarrow_table(), FILE)",
+    ),
+    "metadata": (
+        ".metadata.json",
+        "an Iceberg table, whose files also have deleted rows; write one snapshot of it to a file: "
+        "pyarrow.parquet.write_table(TABLE.scan().to_arrow(), FILE)",
+    ),
+}
+"""The folder in a table's folder that has its log, with the ending of a file there, and how the
+table is refused. The files of rows that were deleted, and of earlier versions, stay next to it."""
+
 READERS = 8
 """Files that are hashed at once: a core hashes about as fast as a disk reads, or faster."""
 
@@ -87,10 +104,12 @@ def list_files(path: str, key: str = "data.path", *, once: bool = True) -> list[
         # Without the path: a link often carries a token.
         listed = ", ".join(SCHEMES)
         raise InputError(
-            f"{key}: nothing is read from there; download it, or give a path, {listed}"
+            f"{key}: nothing is read from there; download it, or give a path, {listed}; a database "
+            "takes data.query"
         )
     try:
         filesystem, root = filesystem_of(path)
+        _refuse_table(filesystem, root, f"{key}: {path}")
         scheme = path.split("://", 1)[0] + "://" if "://" in path else ""
         found = [scheme + file for file in sorted(_named(filesystem, root, path, key))]
         if once:
@@ -147,6 +166,18 @@ def filesystem_of(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
         found: tuple[pyarrow.fs.FileSystem, str] = pyarrow.fs.FileSystem.from_uri(path)
         return found
     return pyarrow.fs.LocalFileSystem(), str(Path(path).expanduser().absolute())
+
+
+def _refuse_table(filesystem: pyarrow.fs.FileSystem, root: str, where: str) -> None:
+    """Raise InputError for a folder of a table, a part of it, and a glob in it."""
+    place = PurePosixPath(re.split("[*?]", root)[0])
+    folders = [each for each in (place, *place.parents)[:4] if each.name]
+    for folder, (name, (ending, what)) in product(folders, TABLES.items()):
+        log, found = FileSelector(f"{folder}/{name}", allow_not_found=True), []
+        with suppress(OSError):  # above what may be read, a bucket may refuse to look
+            found = filesystem.get_file_info(log)
+        if any(info.path.endswith(ending) for info in found):
+            raise InputError(f"{where}: {what}")
 
 
 def _named(filesystem: pyarrow.fs.FileSystem, root: str, path: str, key: str) -> list[str]:

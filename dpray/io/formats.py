@@ -18,9 +18,12 @@ from dpray.types import InputError
 
 Row = dict[str, object]
 
-Kind = Literal["json", "csv", "parquet", "arrow", "xlsx", "txt", "eml", "mbox", "zip", "hub"]
+Content = Literal["json", "csv", "parquet", "arrow", "xlsx", "txt", "eml", "mbox"]
+"""The kinds of a file's content, without its compression."""
 
-KINDS: dict[str, Kind] = {
+Kind = Content | Literal["zip", "hub"]
+
+KINDS: dict[str, Content] = {
     ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv",
     ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow",
     ".txt": "txt", ".xlsx": "xlsx", ".eml": "eml", ".mbox": "mbox",

@@ -10,14 +10,16 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
-from typing import Any
 
 import huggingface_hub
 from huggingface_hub import constants
 
+from dpray.extras import Late
 from dpray.io.files import read_json
-from dpray.types import InputError
+from dpray.types import InputError, Json
+
+errors = Late("huggingface_hub.errors")
+"""They import an HTTP client, and the hub is asked for few models."""
 
 PATIENCE = 8.0
 """Seconds in which the hub has to answer."""
@@ -58,7 +60,7 @@ def find_on_hub(name: str, key: str) -> str:
         return name
     try:
         return huggingface_hub.snapshot_download(name, local_files_only=True)
-    except (_errors().LocalEntryNotFoundError, _errors().HFValidationError):
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError):
         instead = "give a local folder"
         if key == "engine.model":
             instead += ", or smollm2, whose weights come with a package"
@@ -69,7 +71,7 @@ def find_on_hub(name: str, key: str) -> str:
 
 
 @cache
-def files_of_model(name: str) -> tuple[dict[str, int], dict[str, Any]] | None:
+def files_of_model(name: str) -> tuple[dict[str, int], Json] | None:
     """Return the sizes of the files of a hub's model, by name, and its config.json, without the
     weights. None if the hub does not tell within `PATIENCE` seconds. A process asks once for each
     name."""
@@ -95,13 +97,6 @@ def check_dataset(path: str) -> None:
         )
 
 
-def _errors() -> ModuleType:
-    """Import the errors late: they import an HTTP client, and the hub is asked for few models."""
-    from huggingface_hub import errors
-
-    return errors
-
-
 def _shown(endpoint: str) -> str:
     """Return a hub's address without the user and the password that it may have."""
     return re.sub(r"//[^/]*@", "//", endpoint)
@@ -113,7 +108,7 @@ def _refusal(name: str, kind: str) -> str | None:
     try:
         url = huggingface_hub.hf_hub_url(name, file, repo_type=kind)
         huggingface_hub.get_hf_file_metadata(url, timeout=PATIENCE)
-    except _errors().RemoteEntryNotFoundError:
+    except errors.RemoteEntryNotFoundError:
         return None  # it has the model without this file; loading it says what is missing
     except Exception as error:
         response = getattr(error, "response", None)
@@ -180,7 +175,7 @@ def _files_there(api: huggingface_hub.HfApi, name: str, public: bool) -> list[st
     """Return the names of the files of a hub's data set, which is made if it is not there."""
     try:
         found = api.dataset_info(name, timeout=PATIENCE)
-    except _errors().RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError:
         api.create_repo(name, repo_type="dataset", private=not public)
         return []
     if bool(found.private) is public:

@@ -13,9 +13,11 @@ from importlib import resources
 from importlib.metadata import version
 from typing import Any
 
-from dpray.extras import is_installed, require
+from dpray.extras import Late, is_installed, require
 from dpray.io.yaml_text import parse_yaml
 from dpray.types import InputError
+
+stopwordsiso, wordfreq = Late("stopwordsiso"), Late("wordfreq")
 
 ENGLISH = "en"
 
@@ -113,10 +115,7 @@ def frequent_words(code: str) -> Mapping[str, int]:
     Chinese and Japanese, single letters, which are mostly parts of other words. Raises
     InputError if there is no list."""
     require("method.vocabulary", "wordfreq")
-    # Imported late: it takes a sixth of a second.
-    from wordfreq import available_languages, get_frequency_dict
-
-    if code not in available_languages("small"):
+    if code not in wordfreq.available_languages("small"):
         raise InputError(
             f"method.vocabulary: there is no list of words of {languages()[code].name}; give a "
             "file of public terms, one a line"
@@ -124,7 +123,7 @@ def frequent_words(code: str) -> Mapping[str, int]:
     least = 2 if code in WITHOUT_SPACES else 1
     return {
         word: round(frequency / UNIT)
-        for word, frequency in get_frequency_dict(code, "small").items()
+        for word, frequency in wordfreq.get_frequency_dict(code, "small").items()
         if len(word) >= least and any(map(str.isalpha, word)) and not any(map(str.isdigit, word))
     }
 
@@ -137,9 +136,8 @@ def words_named(words: str | None) -> str:
 def function_words(code: str) -> frozenset[str]:
     """Return a language's function words by stopwordsiso; none if it has no list."""
     require("method.stop_words", "stopwordsiso")
-    from stopwordsiso import has_lang, stopwords
-
-    return frozenset(stopwords(code)) if has_lang(code) else frozenset()
+    has_list = stopwordsiso.has_lang(code)
+    return frozenset(stopwordsiso.stopwords(code)) if has_list else frozenset()
 
 
 def topic_words(words: str | None) -> tuple[frozenset[str] | None, tuple[str, ...]]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 from dpray.io.columns import keys_are_data
 from dpray.io.formats import FileFormat
+from dpray.types import ReadOnlyJson
 
 AS_LINES = "records are lines of JSON, or an array"
 
@@ -21,7 +21,7 @@ KEY = re.compile(r"[\w.$:@-]{1,60}")
 PANDAS = 'df.to_json("FILE.jsonl", orient="records", lines=True)'
 
 
-def where_rows_are(found: Mapping[str, Any], form: FileFormat) -> str:
+def where_rows_are(found: ReadOnlyJson, form: FileFormat) -> str:
     """Return the part of an error that says how the rows of such a file can be read."""
     if orient := _orient(found):
         if orient == "table" and form.keys is not None:
@@ -37,7 +37,7 @@ def where_rows_are(found: Mapping[str, Any], form: FileFormat) -> str:
     return f"set {form.keys}records to the list of the records, one of {', '.join(names)}"
 
 
-def _orient(found: Mapping[str, Any]) -> str | None:
+def _orient(found: ReadOnlyJson) -> str | None:
     """Return the `orient` of pandas' `to_json` that writes such an object."""
     data, schema = found.get("data"), found.get("schema")
     if isinstance(schema, Mapping) and "fields" in schema and isinstance(data, list):

@@ -12,13 +12,13 @@ import struct
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from tempfile import TemporaryFile
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, assert_never
 
 import pyarrow as pa
 import pyarrow.fs
@@ -32,8 +32,8 @@ from dpray.io.file_list import filesystem_of
 from dpray.io.formats import (
     AS_RECOGNISED,
     ONE_TEXT,
+    Content,
     FileFormat,
-    Kind,
     Piece,
     Row,
     Scanned,
@@ -95,9 +95,6 @@ CORRUPT = (
 """A file that cannot be read raises one of these: `zipfile` a RuntimeError for what is encrypted,
 and a NotImplementedError, which is one too, for a compression that it does not know. It reads
 places and lengths from the file and trusts them, and Arrow refuses a place before the beginning."""
-
-
-Reader = Callable[[str, io.BufferedReader, FileFormat], Scanned]
 
 
 def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Where, Row]]:
@@ -195,22 +192,33 @@ def _scanned(piece: Piece) -> Scanned:
         with _opened(piece.file) as (kind, stream):
             if kind in IN_ANY_ORDER and _is_empty(stream):
                 return
-            if kind == "parquet":
-                yield from _numbered(piece, _parquet_batches(stream, piece), "Parquet")
-            elif kind == "arrow":
-                yield from _numbered(piece, _arrow_batches(stream, piece), "Arrow")
-            elif kind == "xlsx":
-                yield from read_sheet(piece.file, stream, piece.format)
-            else:
-                csv = partial(read_csv, reads=piece.reads)
-                readers: dict[str, Reader] = {
-                    "csv": csv, "txt": read_txt, "json": read_json, "eml": read_eml,
-                    "mbox": read_mbox,
-                }  # fmt: skip
-                buffered = io.BufferedReader(stream, READ_BYTES)
-                yield from readers[kind](piece.file, buffered, piece.format)
+            yield from _rows_of(piece, kind, stream)
     except CORRUPT as error:
         raise _unreadable(piece.file, error) from None
+
+
+def _rows_of(piece: Piece, kind: Content, stream: Stream) -> Scanned:
+    file, form, buffered = piece.file, piece.format, partial(io.BufferedReader, stream, READ_BYTES)
+    match kind:
+        case "parquet":
+            rows = _numbered(piece, _parquet_batches(stream, piece), "Parquet")
+        case "arrow":
+            rows = _numbered(piece, _arrow_batches(stream, piece), "Arrow")
+        case "xlsx":
+            rows = read_sheet(file, stream, form)
+        case "csv":
+            rows = read_csv(file, buffered(), form, reads=piece.reads)
+        case "json":
+            rows = read_json(file, buffered(), form)
+        case "txt":
+            rows = read_txt(file, buffered(), form)
+        case "eml":
+            rows = read_eml(file, buffered(), form)
+        case "mbox":
+            rows = read_mbox(file, buffered(), form)
+        case _:
+            assert_never(kind)
+    return rows
 
 
 def _parquet_batches(stream: Stream, piece: Piece) -> Iterator[pa.RecordBatch]:
@@ -318,7 +326,7 @@ def _plain_row(batch: pa.RecordBatch) -> Row | str:
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[tuple[Kind, Stream]]:
+def _opened(file: str) -> Iterator[tuple[Content, Stream]]:
     """Open a file and undo its compression: yield the kind of its content, and its bytes. Those of
     `IN_ANY_ORDER` can be: from a copy without a name if they are compressed.
     Raises InputError for a `.zip` that is not of one file, for bytes of another kind than the name
@@ -338,7 +346,7 @@ def _opened(file: str) -> Iterator[tuple[Kind, Stream]]:
         else:
             stream = filesystem.open_input_stream(name, compression=compression)
         stack.enter_context(stream)
-        if kind is None:
+        if kind is None or kind == "zip" or kind == "hub":
             raise InputError(f"{base_name(file)}: a kind of file that is not read")
         if compression is not None:
             stream = _Unpacked(file, stream, filesystem.get_file_info(name).size or 0)
@@ -414,16 +422,37 @@ def read_file_header(file: str, form: FileFormat = AS_RECOGNISED) -> Header:
         return Header(dotted_names(row))
     with open_content(file) as (kind, stream):
         if kind in IN_ANY_ORDER and _is_empty(stream):
-            return _header(file, ())
-        if kind == "xlsx":
-            return _header(file, sheet_columns(file, stream, form))
-        if kind == "parquet":
+            return Header([*folder_columns(file)])
+        header = _header_of(file, kind, stream, form)
+    named = [name for name in folder_columns(file) if name not in header.columns]
+    return replace(header, columns=[*header.columns, *named])
+
+
+def _header_of(file: str, kind: Content, stream: Stream, form: FileFormat) -> Header:
+    buffered = partial(io.BufferedReader, stream, READ_BYTES)
+    match kind:
+        case "parquet":
             with pyarrow.parquet.ParquetFile(stream) as parquet:
-                return _header(file, _names_in(parquet.schema_arrow))
-        if kind == "arrow":
+                header = Header(_names_in(parquet.schema_arrow))
+        case "arrow":
             with _open_arrow(stream) as arrow:
-                return _header(file, _names_in(arrow.schema))
-        return _text_header(file, kind, io.BufferedReader(stream, READ_BYTES), form)
+                header = Header(_names_in(arrow.schema))
+        case "xlsx":
+            header = Header(sheet_columns(file, stream, form))
+        case "csv":
+            opened = open_csv(file, buffered(), form)
+            header = Header(opened.columns, opened.delimiter)
+        case "json":
+            header = _json_header(file, buffered(), form)
+        case "txt":
+            header = Header(["text", *folder_label(file)])
+        case "eml":
+            header = Header([*COLUMNS, *folder_label(file)])
+        case "mbox":
+            header = Header(COLUMNS)
+        case _:
+            assert_never(kind)
+    return header
 
 
 def is_empty_file(file: str) -> bool:
@@ -435,7 +464,7 @@ def is_empty_file(file: str) -> bool:
 
 
 @contextmanager
-def open_content(file: str) -> Iterator[tuple[Kind, Stream]]:
+def open_content(file: str) -> Iterator[tuple[Content, Stream]]:
     """Open a file and undo its compression: yield the kind of its content, and its bytes. Raises
     InputError for a file that cannot be read."""
     try:
@@ -456,25 +485,12 @@ def _names_in(schema: pa.Schema) -> list[str]:
     return names
 
 
-def _header(
-    file: str, columns: Sequence[str], delimiter: str | None = None, hint: str = ""
-) -> Header:
-    named = [name for name in folder_columns(file) if name not in columns]
-    return Header([*columns, *named], delimiter, hint)
-
-
-def _text_header(file: str, kind: Kind, stream: io.BufferedReader, form: FileFormat) -> Header:
-    if kind in ("txt", "eml", "mbox"):
-        columns = ["text"] if kind == "txt" else COLUMNS
-        return _header(file, [*columns, *(folder_label(file) if kind in ONE_TEXT else ())])
-    if kind == "csv":
-        opened = open_csv(file, stream, form)
-        return _header(file, opened.columns, opened.delimiter)
+def _json_header(file: str, stream: io.BufferedReader, form: FileFormat) -> Header:
     rows = _with_varied(read_json(file, stream, form))
     where, row = next(rows, (Where(file, 1), {}))
     if isinstance(row, InputError):
         raise row
-    return _header(file, dotted_names(row, varied=where.varied), hint=where.hint)
+    return Header(dotted_names(row, varied=where.varied), hint=where.hint)
 
 
 def titles_in(file: str, form: FileFormat) -> int:

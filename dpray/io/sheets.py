@@ -10,13 +10,20 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time
-from typing import Any
+from typing import IO, TYPE_CHECKING
 
-from dpray.extras import require
+from dpray.extras import Late, require
 from dpray.io.columns import listed_names
 from dpray.io.formats import FileFormat, Scanned, Where, base_name, row_of
 from dpray.io.text_files import LONGEST_ARRAY
 from dpray.types import InputError
+
+if TYPE_CHECKING:
+    from openpyxl.cell import Cell
+    from openpyxl.workbook import Workbook
+    from openpyxl.worksheet.worksheet import Worksheet as Sheet
+
+openpyxl = Late("openpyxl")
 
 MOST_ROWS = 1 << 20
 """Rows of a sheet in Excel. A file may name any row, and those before it are taken for empty."""
@@ -24,7 +31,7 @@ MOST_ROWS = 1 << 20
 Cells = Sequence[object]
 
 
-def read_sheet(name: str, stream: Any, form: FileFormat) -> Scanned:
+def read_sheet(name: str, stream: IO[bytes], form: FileFormat) -> Scanned:
     """Read the rows below the header, the first row after `form.skip_rows` that is not empty.
     Empty rows are left out, and count. Errors name the rows of the sheet. Raises InputError for the
     header."""
@@ -39,13 +46,13 @@ def read_sheet(name: str, stream: Any, form: FileFormat) -> Scanned:
         yield Where(name, number + 1 - above, above=above), error
 
 
-def sheet_columns(name: str, stream: Any, form: FileFormat) -> list[str]:
+def sheet_columns(name: str, stream: IO[bytes], form: FileFormat) -> list[str]:
     """Return the columns that the header of a sheet names."""
     return _open(name, stream, form)[1]
 
 
 def _open(
-    name: str, stream: Any, form: FileFormat
+    name: str, stream: IO[bytes], form: FileFormat
 ) -> tuple[int, list[str], Iterator[tuple[int, Cells]]]:
     """Return the number of the header's row, its names, and the rows below."""
     rows = _rows(name, _sheet(name, _workbook(name, stream), form))
@@ -54,10 +61,8 @@ def _open(
     return above, ["" if cell is None else str(cell) for cell in header], rows
 
 
-def _workbook(name: str, stream: Any) -> Any:
+def _workbook(name: str, stream: IO[bytes]) -> Workbook:
     require(base_name(name), "openpyxl")
-    from openpyxl import load_workbook
-
     # Its warnings show cells.
     warnings.filterwarnings("ignore", module=r"openpyxl\b")
     try:
@@ -66,7 +71,7 @@ def _workbook(name: str, stream: Any) -> Any:
         if size > LONGEST_ARRAY:
             raise InputError(f"{base_name(name)}: too large a sheet; save it as CSV in UTF-8")
         stream.seek(0)
-        return load_workbook(stream, read_only=True, data_only=True, keep_links=False)
+        return openpyxl.load_workbook(stream, read_only=True, data_only=True, keep_links=False)
     except (InputError, MemoryError):
         raise
     except Exception as error:
@@ -78,7 +83,7 @@ def _not_a_sheet(place: Where | str, error: Exception) -> InputError:
     return InputError(f"{place}: not a valid .xlsx file ({type(error).__name__})")
 
 
-def _sheet(name: str, workbook: Any, form: FileFormat) -> Any:
+def _sheet(name: str, workbook: Workbook, form: FileFormat) -> Sheet | None:
     """Return the sheet that `form.records` names, or the one that has rows."""
     sheets = {sheet.title: sheet for sheet in workbook.worksheets}
     key = f"{form.keys}records"
@@ -95,7 +100,7 @@ def _sheet(name: str, workbook: Any, form: FileFormat) -> Any:
     return filled[0] if filled else None
 
 
-def _rows(name: str, sheet: Any) -> Iterator[tuple[int, Cells]]:
+def _rows(name: str, sheet: Sheet | None) -> Iterator[tuple[int, Cells]]:
     """Yield the rows of a sheet that are not empty, with their numbers. Raises InputError."""
     if sheet is None:
         return
@@ -119,7 +124,7 @@ def _rows(name: str, sheet: Any) -> Iterator[tuple[int, Cells]]:
             yield number, cells
 
 
-def _value(cell: Any) -> object:
+def _value(cell: Cell) -> object:
     """Return a cell's value, of a day without a time the date. None for an empty one, and for an
     error."""
     value = cell.value

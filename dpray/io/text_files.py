@@ -11,15 +11,7 @@ from itertools import chain
 from typing import Any
 
 from dpray.io.columns import value_at
-from dpray.io.formats import (
-    FileFormat,
-    Row,
-    Scanned,
-    Where,
-    base_name,
-    folder_columns,
-    row_of,
-)
+from dpray.io.formats import FileFormat, Row, Scanned, Where, base_name, folder_columns, row_of
 from dpray.io.one_object import PANDAS, where_rows_are
 from dpray.types import InputError
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from dpray.types import Json
+
 NULL, BOOL, INT, FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float"))
 
 PLAIN = [
@@ -43,7 +45,7 @@ def parse_yaml(text: str) -> object:
         raise YamlRefused(str(error).splitlines()[0]) from None
 
 
-def dump_yaml(tree: dict[str, Any]) -> str:
+def dump_yaml(tree: Json) -> str:
     """Return a plain tree as YAML that readers of YAML 1.1 and 1.2 understand alike."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6)
 
@@ -61,18 +63,18 @@ class _PlainLoader(_SafeLoader):
             raise yaml.MarkedYAMLError(None, None, problem, mark)  # type: ignore[arg-type]
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> object:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> object:
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 name = self.construct_object(key)
                 if name in seen:
-                    mark: Any = key.start_mark
+                    mark = key.start_mark
                     raise yaml.MarkedYAMLError(None, None, f'found duplicate key "{name}"', mark)
                 seen.add(name)
         return super().construct_mapping(node, deep)
 
-    def finite(self, node: Any) -> float | str:
+    def finite(self, node: yaml.ScalarNode) -> float | str:
         number = self.construct_yaml_float(node)
         too_large = math.isinf(number) and "inf" not in node.value.lower()
         return str(node.value) if too_large else number

@@ -15,13 +15,7 @@ from itertools import accumulate
 
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import event_from_json
-from dpray.accounting.composition import (
-    Charge,
-    Composition,
-    RenyiComposition,
-    Total,
-    composition,
-)
+from dpray.accounting.composition import Charge, Composition, RenyiComposition, Total, composition
 from dpray.accounting.event import Event
 from dpray.ledger.chain import Entry, check_name, check_public
 from dpray.types import Budget, BudgetRefused, InputError, LedgerError

@@ -14,10 +14,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
-from typing import Any
 
 from dpray.accounting.event import canonical_json
-from dpray.types import DATASET_NAME, DATASET_RULE, InputError
+from dpray.types import DATASET_NAME, DATASET_RULE, InputError, Json
 
 GENESIS = "0" * 64
 
@@ -51,9 +50,9 @@ class Entry:
         """Return SHA-256, in hexadecimal, of the fields above in their order, without `hash`."""
         return _digest([value for name, value in vars(self).items() if name != "hash"])
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Json:
         """Return the payload as a dictionary."""
-        values: dict[str, Any] = json.loads(self.payload)
+        values: Json = json.loads(self.payload)
         return values
 
     def to_json(self) -> dict[str, object]:

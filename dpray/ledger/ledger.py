@@ -36,7 +36,7 @@ from dpray.ledger.account import (
 from dpray.ledger.chain import CLASS_NAME, KEY, SHA256, Chain, Entry, check, check_public
 from dpray.ledger.store import Store, is_transient
 from dpray.ledger.transaction import Seen, Tip, Transaction
-from dpray.types import Budget, BudgetRefused, DprayError, LedgerConflict, LedgerError
+from dpray.types import Budget, BudgetRefused, DprayError, Json, LedgerConflict, LedgerError
 
 Kind = Literal["begin", "publish", "fail"]
 """A kind of entries that a unit has."""
@@ -51,7 +51,7 @@ T = TypeVar("T")
 class Write(NamedTuple):
     """A method of `Transaction` with its arguments, for a transaction that it may share."""
 
-    operation: Callable[..., Any]
+    operation: Callable[..., object]
     arguments: Sequence[object]
     options: Mapping[str, object]
 
@@ -397,7 +397,7 @@ class Ledger(RunLedger):
         ledger still has its key. Returns the problems, one line each."""
         return self.read(lambda connection: list(_problems(connection)))
 
-    def show(self) -> dict[str, Any]:
+    def show(self) -> Json:
         """Return `ledger` (the URL, without its password) and `datasets`, a list.
 
         Each data set has `dataset`, `budget`, `privacy_unit`, `neighboring_relation`,

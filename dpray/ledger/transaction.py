@@ -18,7 +18,6 @@ import shlex
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -27,7 +26,14 @@ from dpray.accounting.event import Event, accountant_version
 from dpray.ledger import queries
 from dpray.ledger.account import RELATIVE_CHANGE, RELATIVE_ROUNDING, Account
 from dpray.ledger.chain import Chain, Entry, now, plain
-from dpray.types import AlreadyPublished, Budget, InputError, LedgerConflict, LedgerError
+from dpray.types import (
+    AlreadyPublished,
+    Budget,
+    InputError,
+    LedgerConflict,
+    LedgerError,
+    ReadOnlyJson,
+)
 
 Outcomes = dict[tuple[str, str], dict[str, str]]
 """By kind and unit, the payloads of the entries that end something: a unit (`publish`, `fail`) or
@@ -311,7 +317,7 @@ def _beginning(new: Account) -> Chain:
     return chain
 
 
-def _same_charge(made: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+def _same_charge(made: ReadOnlyJson, asked: ReadOnlyJson) -> bool:
     """Return whether two payloads charge for the same event. Their epsilons may differ as much as
     those of two accountants do: a run may be resumed by a later one, and keeps its charge."""
     is_same = made.get("accountant") == asked["accountant"]

@@ -13,12 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpray.accounting.events import DiscreteLaplace
-from dpray.mechanisms.discrete_noise import (
-    Counts,
-    checked_scale,
-    discrete_laplace,
-    laplace_scale,
-)
+from dpray.mechanisms.discrete_noise import Counts, checked_scale, discrete_laplace, laplace_scale
 
 K = TypeVar("K", bound=Hashable)
 

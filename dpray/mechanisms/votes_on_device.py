@@ -17,8 +17,8 @@ from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from dpray.extras import torch
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.votes import GRID, LONGEST_SQUARE, NearestText
 

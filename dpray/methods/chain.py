@@ -29,7 +29,7 @@ from dpray.methods.config import ChainSettings
 from dpray.runs.folder import FIRST, ReleaseFolder
 from dpray.runs.forecast import Work
 from dpray.runs.plan import Plan, PublicCalls, Reads, label_histogram
-from dpray.types import InputError, RunFailed
+from dpray.types import InputError, Json, RunFailed
 
 if TYPE_CHECKING:  # a plan needs no Ray
     from dpray.runs.session import Release, Session
@@ -99,7 +99,7 @@ class ChainPlan(Plan):
         yield from self.first.audit_targets()
         yield from self.second.audit_targets()
 
-    def method_summary(self) -> dict[str, Any]:
+    def method_summary(self) -> Json:
         delta = self.config.privacy.delta
         links = {
             name: link.method_summary() | {"epsilon_alone": cost(link.method_event, delta).epsilon}

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from dpray.config.config import Config
+from dpray.config.config import Config, DataConfig
 from dpray.engines.model_path import resolve_model
-from dpray.extras import require
+from dpray.extras import Late, require
 from dpray.io.bucket import pinned, without_pin
 from dpray.io.file_list import list_files
 from dpray.io.files import read_json
+from dpray.io.snapshot import open_database
 from dpray.methods import load_module
+from dpray.runs.folder import CONFIG, MODEL, ReleaseFolder
 from dpray.runs.plan import Choice, Losses, Plan
-from dpray.types import InputError, OnProgress, Progress
+from dpray.types import InputError, Json, OnProgress, Progress
 from dpray.workers.engine import BuildEngine, build_engine
+
+if TYPE_CHECKING:
+    from dpray.runs import failures, runner
+    from dpray.workers import cluster
+else:  # A plan does not wait for Ray.
+    failures, runner = Late("dpray.runs.failures"), Late("dpray.runs.runner")
+    cluster = Late("dpray.workers.cluster")
 
 NEEDS = {
     "private_prediction": ("torch",),
@@ -47,8 +56,6 @@ def released_losses(plan: Plan, folder: Path) -> Losses | None:
     releases texts only."""
     if plan.settings.name != "dp_sgd":
         return None
-    from dpray.runs.folder import MODEL
-
     model = load_module("dp_sgd", "audit")
     losses: Losses = model.released_losses(plan.config, plan.settings, folder / MODEL)
     return losses
@@ -58,26 +65,21 @@ def run(
     config: Config,
     on_progress: OnProgress = lambda progress: None,
     build: BuildEngine = build_engine,
-) -> dict[str, Any]:
+) -> Json:
     """Run or resume `config`, and return its privacy report. `build` makes an engine from a section
     of the configuration, in this process or in an actor.
 
     Raises InputError, BudgetRefused (the data was not opened) and Resumable. Each error says
     whether the run is charged and how to continue.
     """
-    from dpray.runs.failures import explain_charge
-    from dpray.runs.folder import ReleaseFolder
-    from dpray.runs.runner import Run
-    from dpray.workers.cluster import is_local
-
-    with explain_charge(config):
+    with failures.explain_charge(config):
         _check_chosen(config)
-        is_here = is_local(config)
+        is_here = cluster.is_local(config)
         for name in sorted(config.method_names):
             require(f"method {name}", *NEEDS.get(name, ()))
         finished = _kept_config(config) if _is_finished(config) else None
         if finished is None:
-            list_files(config.data.path)
+            _find(config.data)
         config = _with_pinned_models(config, finished)
         # Another `build` may not need this model.
         if finished is None and build is build_engine and is_here and config.engine.is_local:
@@ -87,8 +89,16 @@ def run(
         plan = make_plan(_as_begun(config))
         release = load_module(config.method.name, "release").release
         with closing(ReleaseFolder(config.output.path)) as folder:
-            return Run(plan, folder, release, on_progress, build).execute().to_json()
+            return runner.Run(plan, folder, release, on_progress, build).execute().to_json()
     raise AssertionError("unreachable: `explain_charge` re-raises every error")
+
+
+def _find(data: DataConfig) -> None:
+    """Raise InputError if there are no files, or no such database, without opening any."""
+    if data.query is None:
+        list_files(data.path)
+    else:
+        open_database(data.path)
 
 
 def _is_finished(config: Config) -> bool:
@@ -98,7 +108,7 @@ def _is_finished(config: Config) -> bool:
     return file.exists() and read_json(file, "output.path").get("state") == "finished"
 
 
-def _with_pinned_models(config: Config, finished: dict[str, Any] | None) -> Config:
+def _with_pinned_models(config: Config, finished: Json | None) -> Config:
     """Return the configuration with the models that lie in a bucket pinned to their files now: no
     process of the run takes others, and a run that began with others is not resumed. A `finished`
     run, which is only shown, has the pins of its own configuration, and no bucket is looked at."""
@@ -116,10 +126,8 @@ def _with_pinned_models(config: Config, finished: dict[str, Any] | None) -> Conf
     return config
 
 
-def _kept_config(config: Config) -> dict[str, Any]:
+def _kept_config(config: Config) -> Json:
     """Return the configuration that the run in the folder has kept, {} without a run."""
-    from dpray.runs.folder import CONFIG
-
     kept = Path(config.output.path) / "private" / CONFIG
     return read_json(kept) if kept.exists() else {}
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -23,7 +22,7 @@ from dpray.report import pictures
 from dpray.report.answers import answers_of
 from dpray.report.tables import SYNTHETIC, bound, evaluation_tables, number
 from dpray.runs.privacy_report import REPORT, PrivacyReport, read_report
-from dpray.types import InputError, valid_unicode
+from dpray.types import InputError, Json, ReadOnlyJson, valid_unicode
 
 PAGE = "privacy_report.html"
 
@@ -69,7 +68,7 @@ def render_report(
     report: PrivacyReport,
     samples: Sequence[Mapping[str, object]],
     evaluation: Mapping[str, object] | None,
-    run: Mapping[str, Any],
+    run: ReadOnlyJson,
     public: bool,
 ) -> str:
     """Return the page of a run.
@@ -130,7 +129,7 @@ def write_rehearsal(folder: Path, summary: Mapping[str, object]) -> None:
     write_durably(folder / "rehearsal.html", render_rehearsal(summary))
 
 
-def render_rehearsal(summary: Mapping[str, Any]) -> str:
+def render_rehearsal(summary: ReadOnlyJson) -> str:
     """Return the page of a rehearsal, with the curve of each method over epsilon."""
     measure = summary["score"]
     curves: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
@@ -168,9 +167,7 @@ def templates() -> Environment:
     return environment
 
 
-def _shown_config(
-    config: Mapping[str, Any], method: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
+def _shown_config(config: ReadOnlyJson, method: ReadOnlyJson) -> dict[str, Json]:
     """Return the configuration's sections without paths and addresses, with the resolved keys of
     the method."""
     sections = {name: config[name] for name in CONFIG_SECTIONS if config.get(name)}

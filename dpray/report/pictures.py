@@ -9,15 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
-from matplotlib import rc_context
-from matplotlib.dates import ConciseDateFormatter
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
+from dpray.extras import Late
 from dpray.runs.privacy_report import Iteration
+from dpray.types import ReadOnlyJson
+
+if TYPE_CHECKING:
+    import matplotlib
+    from matplotlib import dates, ticker
+    from matplotlib import figure as figures
+else:  # Most commands draw nothing.
+    matplotlib, figures = Late("matplotlib"), Late("matplotlib.figure")
+    dates, ticker = Late("matplotlib.dates"), Late("matplotlib.ticker")
 
 # matplotlib draws in these colours, and `inline` replaces each by the page's variable.
 COLOURS = {
@@ -56,7 +62,7 @@ def iterations_svg(history: Sequence[Iteration]) -> Markup:
         return inline(figure)
 
 
-def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -> Markup:
+def spending_svg(runs: Sequence[ReadOnlyJson], budget: float, until: str) -> Markup:
     """Draw the epsilon that was spent on a data set over time, and its budget as a dotted line.
 
     `runs` are the `entries` of `Ledger.show`, each with the time `at` of its reservation and the
@@ -73,7 +79,7 @@ def spending_svg(runs: Sequence[Mapping[str, Any]], budget: float, until: str) -
         # A single moment has no width to draw.
         span = max(times[-1] - times[0], timedelta(minutes=1))
         axes.set_xlim(times[0] - span / 50, times[0] + span)
-        axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
+        axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(axes.xaxis.get_major_locator()))
         return inline(figure)
 
 
@@ -88,13 +94,13 @@ def curves_svg(curves: Mapping[str, Sequence[tuple[float, float, float]]], line:
         tried = sorted({point[0] for points in curves.values() for point in points})
         axes.set(xscale="log", xlabel="epsilon")
         axes.set_xticks(tried, [f"{epsilon:g}" for epsilon in tried])
-        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
         axes.grid(axis="y", color=LINE, linewidth=0.6)
         figure.legend(loc="outside upper center", ncols=4, frameon=False)
         return inline(figure)
 
 
-def accuracy_svg(downstream: Mapping[str, Any]) -> Markup:
+def accuracy_svg(downstream: ReadOnlyJson) -> Markup:
     """Draw the accuracy of the classifiers trained on the floor, on synthetic records and on real
     records (the ceiling), with bars of one standard deviation. `downstream` is that part of
     `evaluation.json`."""
@@ -109,7 +115,7 @@ def accuracy_svg(downstream: Mapping[str, Any]) -> Markup:
 
 
 @contextmanager
-def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[Any, Any]]:
+def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[figures.Figure, Any]]:
     """Make a figure as wide as the page and in its colours, and its axes."""
     style: Any = {
         "svg.fonttype": "none", "svg.hashsalt": "dpray",
@@ -118,12 +124,12 @@ def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[Any, A
         "axes.spines.top": False, "axes.spines.right": False,
         "xtick.color": MUTED, "ytick.color": MUTED,
     }  # fmt: skip
-    with rc_context(style):
-        figure = Figure(figsize=(7.4, height), layout="constrained")
+    with matplotlib.rc_context(style):
+        figure = figures.Figure(figsize=(7.4, height), layout="constrained")
         yield figure, figure.subplots(1, columns)
 
 
-def inline(figure: Any) -> Markup:
+def inline(figure: figures.Figure) -> Markup:
     """Return the figure as an SVG element that fills the width of the page."""
     buffer = io.StringIO()
     with warnings.catch_warnings():

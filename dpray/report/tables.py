@@ -13,6 +13,7 @@ from typing import Any
 from dpray.evaluation.copies import KINDS
 from dpray.evaluation.personal_data import LIMITS, in_words
 from dpray.runs.privacy_report import Guarantee
+from dpray.types import ReadOnlyJson
 
 FIDELITY = {
     "frechet_distance": "Fréchet distance (0)",
@@ -22,7 +23,7 @@ SYNTHETIC = "these synthetic records"
 TRAINED_ON = {"ceiling": "real records (ceiling)", "synthetic": SYNTHETIC, "floor": "file (floor)"}
 SIDES = {"real": "real", "other_real": "other real", "synthetic": "synthetic"}
 
-Result = Mapping[str, Any]
+Result = ReadOnlyJson
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,7 @@ from dpray.types import (
     Resumable,
     RunFailed,
 )
-from dpray.workers.failures import (
-    FAIL,
-    REPEAT,
-    Kind,
-    LostTooOften,
-    class_name,
-    kind_of,
-)
+from dpray.workers.failures import FAIL, REPEAT, Kind, LostTooOften, class_name, kind_of
 
 
 def release_with_repeats(

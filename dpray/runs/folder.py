@@ -22,7 +22,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from dpray.io.files import (
     disk_is_full,
@@ -35,7 +34,7 @@ from dpray.io.files import (
     sync_all,
     write_durably,
 )
-from dpray.types import InputError, Resumable
+from dpray.types import InputError, Json, Resumable
 
 PRIVATE_NOTICE = (
     "This folder is not for release: what is in it was computed from private data without noise, "
@@ -60,7 +59,7 @@ CONFIG = "config.json"
 them."""
 
 CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL = "checkpoints", "ray_train", "released_model"
-TOKENS, EMBEDDINGS = "tokens", "embeddings"
+TOKENS, EMBEDDINGS, SNAPSHOT = "tokens", "embeddings", "snapshot"
 
 BATCHES_KEY = "batches.key"
 """The file in `private` with the secret key of the coins of batches, which is in no other file of
@@ -69,7 +68,7 @@ a run. A finished run does not need it."""
 FIRST = "first"
 """The folder in `private` of the first run of a chain."""
 
-SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL, TOKENS, EMBEDDINGS)
+SCRATCH = (MODEL, CHECKPOINTS, RAY_TRAIN, RELEASED_MODEL, TOKENS, EMBEDDINGS, SNAPSHOT)
 """The folders in `private` that a run fills and a finished one has no use for."""
 
 
@@ -111,7 +110,7 @@ class ReleaseFolder:
     def synthetic(self) -> Path:
         return self.root / "synthetic.jsonl"
 
-    def read_run(self) -> dict[str, Any] | None:
+    def read_run(self) -> Json | None:
         """Return the content of run.json, or None if no run began here."""
         if not (self.root / "run.json").exists():
             return None
@@ -120,7 +119,7 @@ class ReleaseFolder:
             raise InputError(f"output.path: {self.root}/run.json is not that of a run")
         return run
 
-    def read_json(self, name: str) -> dict[str, Any]:
+    def read_json(self, name: str) -> Json:
         return read_json(self.root / name, "output.path")
 
     def write_json(self, name: str, value: object) -> None:
@@ -183,15 +182,15 @@ class ReleaseFolder:
     def _outputs(self) -> Iterator[Path]:
         return (path for path in self.parts.iterdir() if path.suffix in PARTS)
 
-    def published_output(self, name: str) -> dict[str, Any] | None:
+    def published_output(self, name: str) -> Json | None:
         """Return the output of a mechanism, or None if it is not published."""
         path = self.parts / name
         if not path.exists():
             return None
-        output: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        output: Json = json.loads(path.read_text(encoding="utf-8"))
         return output
 
-    def published_records(self) -> Iterator[dict[str, Any]]:
+    def published_records(self) -> Iterator[Json]:
         for path in sorted(self.parts.glob("*.jsonl")):
             with open(path, encoding="utf-8") as lines:
                 yield from (json.loads(line) for line in lines)

@@ -13,7 +13,7 @@ from dpray.engines.model_path import is_at_hand, plain_name
 from dpray.engines.rates import Rates
 from dpray.engines.text import CHARACTERS, codec_of
 from dpray.io.files import read_json
-from dpray.types import InputError
+from dpray.types import InputError, Json
 
 T = TypeVar("T")
 
@@ -181,10 +181,10 @@ def rates_of_run(folder: str, config: Config, work: Work) -> Rates:
     return Rates(prefill, decode, together=_part(bool, run, "rates", "together"))
 
 
-def _part(kind: type[T], run: dict[str, Any], *names: str) -> T:
+def _part(kind: type[T], run: Json, *names: str) -> T:
     """Return a value in `run.json`, a number above 0 if it is one. Raises InputError that names its
     key."""
-    found: Any = run
+    found: object = run
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None
     is_number = isinstance(found, float) and 0 < found < math.inf

@@ -26,7 +26,7 @@ from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.monte_carlo import Target
 from dpray.runs.forecast import Work
 from dpray.runs.privacy_report import Accountant, Guarantee, Mechanism, MechanismCost, Person
-from dpray.types import InputError
+from dpray.types import InputError, Json
 from dpray.workers.engine import with_absolute_model
 from dpray.workers.rows import Row
 
@@ -76,7 +76,9 @@ class PublicCalls:
     rows: the number of prompts that the run decodes in lockstep; 0 if it makes calls like these.
     released: makes the text that is released of an answer.
     sections: the number of answers to a request that are one text.
-    following: makes of a request's number, and of what is written, the request of the next section.
+    following: makes of a request's number, and of its sections that are written, each with whether
+    it was cut, the request of the next section.
+    joined: makes a text of such sections.
     """
 
     requests: Sequence[Request]
@@ -84,7 +86,8 @@ class PublicCalls:
     rows: int = 0
     released: Callable[[str], str] = str.strip
     sections: int = 1
-    following: Callable[[int, str], Request] | None = None
+    following: Callable[[int, Sequence[tuple[str, bool]]], Request] | None = None
+    joined: Callable[[Sequence[tuple[str, bool]]], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Plan(ABC):
         makes them, and is imported late: it loads the code that draws noise."""
 
     @abstractmethod
-    def method_summary(self) -> dict[str, Any]:
+    def method_summary(self) -> Json:
         """Return the resolved method, the expected records and LLM calls, and warnings: the keys of
         `dpray plan --json` next to the guarantee's."""
 
@@ -143,7 +146,7 @@ class Plan(ABC):
     def reads(self) -> Reads:
         return Reads(self._labels())
 
-    def loader(self, build: Callable[..., Engine], **options: Any) -> Callable[[], Any]:
+    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Any]:
         """Return the function that loads the run's model; it can be sent to an actor."""
         return partial(build, with_absolute_model(self.config.engine), **options)
 
@@ -184,7 +187,7 @@ class Plan(ABC):
         """Load the model that answers `public_calls`."""
         return cast(Engine, self.loader(build)())
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Json:
         """Return the object that `dpray plan --json` prints, without its tokens and forecast."""
         config = self.config
         summary = guarantee_of(self).to_json() | self.method_summary()

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from itertools import chain, zip_longest
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from dpray.config.config import Config
 from dpray.engines.base import Completion, Engine, EngineError
@@ -27,7 +26,15 @@ from dpray.io.public_files import read_few_shot
 from dpray.mechanisms.labels import largest_remainder
 from dpray.runs.forecast import Forecast, rates_here
 from dpray.runs.plan import Plan, PublicCalls
-from dpray.types import InputError, OnProgress, Progress, Resumable, valid_unicode
+from dpray.types import (
+    InputError,
+    Json,
+    OnProgress,
+    Progress,
+    ReadOnlyJson,
+    Resumable,
+    valid_unicode,
+)
 
 FLOOR = "floor.jsonl"
 """The file in a run's folder with the texts of a preview, which are public."""
@@ -42,7 +49,7 @@ HOT = 1.0
 
 def preview(
     plan: Plan, records: int, build: Callable[..., Engine], on_progress: OnProgress, write: bool
-) -> dict[str, Any]:
+) -> Json:
     """Write `records` texts from the plan's public prompts, labels by their public shares, and
     return them with their lengths, times, a forecast of the run, and advice. With `write`, the
     texts are also written to `FLOOR` in the output folder. Raises InputError that names the key
@@ -59,9 +66,7 @@ def preview(
     try:
         with closing(plan.load_writer(build)) as engine:
             loaded = monotonic()
-            answers = public_texts(engine, calls.requests, on_progress)
-            for _ in range(calls.sections - 1):
-                answers = with_sections(engine, calls, answers, on_progress)
+            answers = documents(engine, calls, on_progress)
             seconds = monotonic() - loaded
             forecast = forecast_of(plan, calls.rows, engine, answers, seconds, on_progress)
             known = known_bits(plan, engine, on_progress)
@@ -69,7 +74,7 @@ def preview(
         raise InputError(str(error)) from None
     texts = [
         {
-            "text": valid_unicode(calls.released(written(answer, request))),
+            "text": released_text(calls, answer, request),
             "label": config.data.released_label(label),
             "tokens": answer.completion_tokens,
             "cut": answer.finish_reason == "length",
@@ -121,21 +126,38 @@ def public_texts(
     return engine.generate(prompts, samplings, on_completion)
 
 
-def with_sections(
-    engine: Engine, calls: PublicCalls, before: Sequence[Completion], on_progress: OnProgress
-) -> list[Completion]:
-    """Return the answers with their next sections, a blank line between them."""
-    assert calls.following is not None
-    requests = [calls.following(number, each.text) for number, each in enumerate(before)]
+def documents(engine: Engine, calls: PublicCalls, on_progress: OnProgress) -> list[Completion]:
+    """Return the model's answers, those of several sections joined as a run joins them."""
+    first = public_texts(engine, calls.requests, on_progress)
+    if calls.following is None or calls.joined is None or calls.sections == 1:
+        return first
+    parts = [[each] for each in first]
+    for _ in range(calls.sections - 1):
+        requests = [calls.following(n, _sections(each)) for n, each in enumerate(parts)]
+        for written_parts, answer in zip(
+            parts, public_texts(engine, requests, on_progress), strict=True
+        ):
+            written_parts.append(answer)
     return [
         Completion(
-            "\n\n".join(filter(None, (one.text.strip(), other.text.strip()))),
-            one.prompt_tokens + other.prompt_tokens,
-            one.completion_tokens + other.completion_tokens,
-            "length" if "length" in (one.finish_reason, other.finish_reason) else "stop",
+            calls.joined(_sections(each)),
+            sum(part.prompt_tokens for part in each),
+            sum(part.completion_tokens for part in each),
+            "length" if any(is_cut for _, is_cut in _sections(each)) else "stop",
         )
-        for one, other in zip(before, public_texts(engine, requests, on_progress), strict=True)
+        for each in parts
     ]
+
+
+def released_text(calls: PublicCalls, answer: Completion, request: Request) -> str:
+    """Return the text of an answer as a run releases it; sections that are joined were cut where
+    their sentences end."""
+    text = answer.text if calls.sections > 1 else written(answer, request)
+    return valid_unicode(calls.released(text))
+
+
+def _sections(parts: Sequence[Completion]) -> list[tuple[str, bool]]:
+    return [(part.text, part.finish_reason == "length") for part in parts]
 
 
 def forecast_of(
@@ -176,7 +198,7 @@ def run_lines(plan: Plan, forecast: Forecast | None) -> dict[str, str]:
     return lines | (forecast.lines() if forecast else {})
 
 
-def known_bits(plan: Plan, engine: Engine, on_progress: OnProgress) -> dict[str, Any] | None:
+def known_bits(plan: Plan, engine: Engine, on_progress: OnProgress) -> Json | None:
     """Return the bits that the model needs for a byte of a public text: of `method.few_shot`, or of
     a sentence in the language of data.language; None without one, and of an endpoint."""
     settings, data = plan.settings.each[-1], plan.config.data
@@ -198,8 +220,8 @@ def known_bits(plan: Plan, engine: Engine, on_progress: OnProgress) -> dict[str,
 def advice(
     plan: Plan,
     calls: PublicCalls,
-    texts: Sequence[Mapping[str, Any]],
-    known: Mapping[str, Any] | None,
+    texts: Sequence[ReadOnlyJson],
+    known: ReadOnlyJson | None,
 ) -> list[str]:
     """Return what to change, by key, from public texts and settings."""
     data, sampling = plan.config.data, calls.requests[0].sampling
@@ -238,7 +260,7 @@ def advice(
     return found
 
 
-def write_floor(config: Config, texts: Sequence[Mapping[str, Any]]) -> Path:
+def write_floor(config: Config, texts: Sequence[ReadOnlyJson]) -> Path:
     """Write the texts that are not empty, with their labels, and return the file."""
     path = Path(config.output.path) / FLOOR
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,19 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from dpray.io.files import read_json
-from dpray.types import InputError
+from dpray.types import InputError, Json
 
 REPORT = "privacy_report.json"
 
@@ -47,7 +39,7 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Return the keys that are set, as JSON has them."""
         return self.model_dump(mode="json", exclude_unset=True)
 

@@ -40,7 +40,7 @@ from dpray.runs.privacy_report import (
     Repeats,
 )
 from dpray.runs.session import Session
-from dpray.types import Budget, DprayError
+from dpray.types import Budget, DprayError, ReadOnlyJson
 from dpray.version import __version__
 from dpray.workers.failures import REPEATED_AFTER
 
@@ -55,7 +55,7 @@ FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
 
 
 def privacy_report(
-    session: Session[Plan], run: Mapping[str, Any], part: MethodPart, records: int
+    session: Session[Plan], run: ReadOnlyJson, part: MethodPart, records: int
 ) -> PrivacyReport:
     """Return the report of a run; `run` is its run.json, and `part` the method's part."""
     plan, config = session.plan, session.config
@@ -163,7 +163,8 @@ def versions() -> dict[str, str]:
 def public_config(values: Mapping[str, object]) -> dict[str, object]:
     """Return a configuration's plain values as they may be released."""
     sections = {name: redacted(keys) for name, keys in values.items()}
-    sections["data"].pop("path", None)
+    for key in ("path", "query"):
+        sections["data"].pop(key, None)
     for key in ("text", "json_columns", "turns", "label", "unit"):
         sections["data"][key] = _names_shown(sections["data"].get(key))
     sections["data"]["after"] = _rule_shown(sections["data"].get("after"))

@@ -16,20 +16,21 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from typing import Any
 
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
+from dpray.config.config import DataConfig
 from dpray.engines.base import Engine
 from dpray.engines.rates import Rates
 from dpray.io.file_list import file_digests, fingerprint
 from dpray.io.files import read_json, write_durably
+from dpray.io.snapshot import take_snapshot
 from dpray.ledger.chain import nearly
 from dpray.ledger.ledger import Ledger, NullLedger, RunLedger
 from dpray.ledger.store import parse_url, shown_url
 from dpray.mechanisms.randomness import new_salt
 from dpray.runs.call_cache import CALLS
 from dpray.runs.failures import OtherPlan, release_with_repeats
-from dpray.runs.folder import CONFIG, ReleaseFolder
+from dpray.runs.folder import CONFIG, SNAPSHOT, ReleaseFolder
 from dpray.runs.forecast import Forecast, Work, rates_here
 from dpray.runs.plan import Plan, privacy_unit
 from dpray.runs.privacy_report import REPORT, PrivacyReport, TableCounts, read_report
@@ -40,6 +41,7 @@ from dpray.types import (
     Budget,
     BudgetRefused,
     InputError,
+    Json,
     MissingLedger,
     OnProgress,
     Progress,
@@ -118,6 +120,8 @@ class Run:
                 self.on_progress(Progress("starting Ray"))
                 cluster.start_ray(self.plan.config.runtime.ray_address)
                 self._choose_gpus()
+                if self.plan.config.data.query is not None:
+                    cluster.check_reached(self.folder.private)
                 place.enter_context(placed(self.plan.config, self.on_progress, not is_charged))
             return self._charge_and_release(is_charged)
 
@@ -269,7 +273,7 @@ class Run:
             self.on_progress(Progress("hashing files", round(100 * share), 100, "percent"))
 
         show(0.0)
-        digests = (cluster.hash_files if self.on_ray else file_digests)(config.data.path, show)
+        digests = (cluster.hash_files if self.on_ray else file_digests)(self._data_read.path, show)
         found = fingerprint(digests)
         if not has_begun:
             self.run["format"] = FORMAT
@@ -291,6 +295,18 @@ class Run:
                 "began; restore them, or choose another output.path"
             )
         return digests
+
+    @cached_property
+    def _data_read(self) -> DataConfig:
+        """Return the section of the files that are read: those of `data.path`, or the copy of a
+        database's rows. It is made when the run starts for the first time, where files are hashed
+        and before the charge, so that the ledger recognises the rows; later starts read it again.
+        Without it, a run that began does not go on: `_check_same_data` finds other rows."""
+        data, folder = self.plan.config.data, self.folder.private / SNAPSHOT
+        if data.query is None:
+            return data
+        self.on_progress(Progress("reading the database"))
+        return data.copied_to(take_snapshot(data.path, data.query, folder))
 
     # The charge
 
@@ -360,7 +376,7 @@ class Run:
         """
         if not self.plan.config.not_private:
             self._try_budget()
-        check_first_records(self.plan.config.data)
+        check_first_records(self._data_read)
 
     def _try_budget(self) -> None:
         try:
@@ -403,7 +419,7 @@ class Run:
     def _sessions(self, ledger: RunLedger, engine: Engine | None) -> Iterator[Session[Plan]]:
         """Yield a session for each attempt; the first one has the engine that was tried."""
         config = self.plan.config
-        hashed = config.model_copy(update={"data": config.data.hashed(self.files)})
+        hashed = config.model_copy(update={"data": self._data_read.hashed(self.files)})
         epsilon = 0.0 if config.not_private else self.plan.cost.epsilon
         for number in range(1, config.runtime.max_attempts + 1):
             session = Session(
@@ -445,7 +461,7 @@ class Run:
 
     # run.json
 
-    def _shaping(self) -> dict[str, Any]:
+    def _shaping(self) -> Json:
         """Return the part of the configuration that shapes the output."""
         config = self.plan.config
         values = config.model_dump(mode="json", exclude={"runtime": True, "output": True})
@@ -505,14 +521,14 @@ def _digests(value: object, key: str = "") -> dict[str, list[str]]:
     }
 
 
-def changed_keys(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
+def changed_keys(before: Json, now: Json) -> set[str]:
     """Return the keys of `engine`, `embedder` and `method`, for a chain those of its second method,
     that have other values in two configurations, and the names of other sections that differ."""
     old, new = _flat(before), _flat(now)
     return {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
 
 
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
+def _flat(config: Json) -> Json:
     sections = _sections(config)
     others = {name: value for name, value in config.items() if name not in sections}
     first = config["method"].get("methods", [])[:-1]
@@ -520,7 +536,7 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     return others | {"methods.0": first} | keys
 
 
-def _sections(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _sections(config: Json) -> dict[str, Json]:
     """Return the sections whose keys may change one by one."""
     method = config["method"]
     return {

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
-from typing import Any, Generic, TypeVar, TypeVarTuple
+from typing import Generic, TypeVar, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,7 @@ from dpray.types import (
     AlreadyPublished,
     DprayError,
     InputError,
+    Json,
     LedgerFull,
     LedgerUnavailable,
     OnProgress,
@@ -72,7 +73,7 @@ class Release:
     """The release of a method. `records` have a `text` and a `label`; `report` is the method's own
     part of the privacy report. The files in the folder `model` are released with the report."""
 
-    records: Iterable[dict[str, Any]]
+    records: Iterable[Json]
     report: MethodPart
     model: Path | None = None
 
@@ -249,7 +250,7 @@ class Session(Generic[P_co]):
                 for _ in record_rows(piece, self.config.data, self.plan.reads.column_values):
                     pass
 
-    def published(self, unit: str) -> dict[str, Any] | None:
+    def published(self, unit: str) -> Json | None:
         """Return the output of a mechanism of the plan, or None before it is published."""
         return self.folder.published_output(f"{unit}.json")
 
@@ -259,7 +260,7 @@ class Session(Generic[P_co]):
         mechanism: Callable[[*Arguments], dict[str, object]],
         *arguments: *Arguments,
         pays_for_repeats: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Return the output of one mechanism of the plan, which the ledger begins and which is run
         with these arguments and published once.
 

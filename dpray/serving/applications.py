@@ -29,6 +29,7 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.embedder import locate_embedder
 from dpray.engines.model_path import resolve_model
 from dpray.engines.vllm.model import DEFAULT_CONTEXT, ENVIRONMENT, vllm_options
+from dpray.extras import Late
 from dpray.io.settings_file import parse
 from dpray.serving.errors import FRONT_ENVIRONMENT, reraise
 from dpray.serving.guard import Endpoint, Guard
@@ -44,6 +45,9 @@ from dpray.serving.settings import (
 )
 from dpray.types import DprayError, InputError
 from dpray.workers.cluster import start_ray
+
+# Late: they import vLLM.
+llm, ingress = Late("ray.serve.llm"), Late("ray.serve.llm.ingress")
 
 APPLICATION = "dpray"
 BUILDER = "dpray.serving.applications:build"
@@ -118,9 +122,6 @@ def application(file: ServeFile) -> serve.Application:
 def _gateway(
     config: ServeConfig, models: Mapping[str, serve.Application], endpoints: dict[str, Endpoint]
 ) -> serve.Application:
-    # Imported late: it imports vLLM.
-    from ray.serve.llm.ingress import OpenAiIngress, make_fastapi_ingress
-
     # All errors pass FastAPI as exceptions: its own answers quote the request.
     handlers: Any = dict.fromkeys((HTTPException, RequestValidationError), reraise)
     app = FastAPI(openapi_url=None, exception_handlers=handlers)
@@ -136,7 +137,7 @@ def _gateway(
         graceful_shutdown_timeout_s=config.limits.request_timeout_seconds,
         logging_config=_REPLICA_LOGS,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ENVIRONMENT | patience}},
-    )(make_fastapi_ingress(OpenAiIngress, endpoint_map=_ROUTES, app=app))
+    )(ingress.make_fastapi_ingress(ingress.OpenAiIngress, endpoint_map=_ROUTES, app=app))
     card = {"object": "model", "owned_by": "dpray", "permission": [], "metadata": {}}
     cards = {name: {"id": name, **card} for name in models}
     return deployed.bind(llm_deployments=dict(models), model_cards=cards)
@@ -197,15 +198,12 @@ def _model(
     workers: int = 1,
 ) -> serve.Application:
     """Make Ray's deployment of a model that clients call `name`."""
-    # Imported late: it imports vLLM.
-    from ray.serve.llm import LLMConfig, build_llm_deployment
-
     bundle = {"CPU": replicas.cpus_per_replica / workers}
     if replicas.gpus_per_replica:
         bundle["GPU"] = replicas.gpus_per_replica / workers
     # The replicas have working directories of their own.
     source = str(Path(folder).resolve()) if Path(folder).is_dir() else folder
-    config = LLMConfig(
+    config = llm.LLMConfig(
         model_loading_config={"model_id": name, "model_source": source},
         engine_kwargs=options | {"enable_log_requests": False},
         # The replica's actor shares the first bundle with the engine's worker.
@@ -217,7 +215,10 @@ def _model(
         },
         runtime_env={"env_vars": dict(ENVIRONMENT)},
     )
-    return build_llm_deployment(config, override_serve_options={"name": deployment})
+    model: serve.Application = llm.build_llm_deployment(
+        config, override_serve_options={"name": deployment}
+    )
+    return model
 
 
 def scaling(replicas: ReplicasConfig, limits: LimitsConfig) -> dict[str, object]:

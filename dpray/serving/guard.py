@@ -32,14 +32,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dpray.serving.errors import ApiError, api_error
-from dpray.serving.requests import (
-    Call,
-    Generation,
-    Room,
-    checked,
-    checked_cost,
-    read_body,
-)
+from dpray.serving.requests import Call, Generation, Room, checked, checked_cost, read_body
 from dpray.serving.settings import ServeConfig
 
 _ANYBODY = "anybody"

@@ -22,7 +22,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from dpray.ledger.ledger import Heads, Ledger, RunLedger, Write
 from dpray.ledger.store import parse_url
-from dpray.types import DprayError, Resumable
+from dpray.types import DprayError, Json, Resumable
 from dpray.version import __version__
 
 P = ParamSpec("P")
@@ -187,7 +187,7 @@ def _start_actor(url: str, node_id: str) -> ActorHandle[Accountant]:
     return living
 
 
-def place_of(url: str, node_id: str) -> dict[str, Any]:
+def place_of(url: str, node_id: str) -> Json:
     """Return Ray's options for the accountant's node. A file is on the node that asked for the
     accountant, and on no other. Only the head has a database's password."""
     if _is_file(url):

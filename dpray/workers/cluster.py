@@ -8,6 +8,7 @@ import socket
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,13 +18,18 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from dpray.config.config import Config
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.vllm.model import ENVIRONMENT, IN_PROCESS, OF_GPU, RUNNER
+from dpray.extras import Late
 from dpray.io.file_list import READERS, file_digest, file_digests, list_files, total_size
+from dpray.io.files import network_file_system
 from dpray.types import InputError, Resumable
 from dpray.workers.engine import has_stages
 from dpray.workers.failures import own_errors
 from dpray.workers.memory import Role, reserved
 from dpray.workers.placement import Place
 from dpray.workers.rows import without_words
+
+# Late: actors, which connect to nothing, need no Ray Data, and it takes a second.
+data_context, data_stats = Late("ray.data.context"), Late("ray.data._internal.stats")
 
 PATIENCE = 30
 """Seconds in which a cluster has to answer: the head may be starting again."""
@@ -46,16 +52,12 @@ def start_ray(address: str | None, environment: Mapping[str, str] | None = None)
     not start: this machine may be too busy."""
     if not ray.is_initialized():
         _connect(address, environment or {})
-    # Imported late: actors, which connect to nothing, need no Ray Data, and it takes a second.
-    from ray.data import DataContext
-    from ray.data.context import ShuffleStrategy
-
     # Ray 2.60 deprecates the options of `map_batches` below, and offers no other place for
     # max_restarts and max_task_retries.
     warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
-    context = DataContext.get_current()
+    context = data_context.DataContext.get_current()
     # Pinned: Ray's default has changed before, and an environment may name another one.
-    context.shuffle_strategy = ShuffleStrategy.SHUFFLE_V2
+    context.shuffle_strategy = data_context.ShuffleStrategy.SHUFFLE_V2
     # In files, rows would be served by a port of Ray Data's own.
     context.use_disk_based_hash_shuffle = False
     context.enable_progress_bars = False
@@ -130,11 +132,10 @@ def keep_counts_here() -> None:
 
     Raises AttributeError if Ray uses other functions for it: no count may leak unnoticed.
     """
-    from ray.data._internal.stats import _StatsManager
-
+    manager = data_stats._StatsManager
     for name in COUNTED_BY:
-        getattr(_StatsManager, name)
-        setattr(_StatsManager, name, staticmethod(_do_nothing))
+        getattr(manager, name)
+        setattr(manager, name, staticmethod(_do_nothing))
 
 
 def _do_nothing(*_: object, **__: object) -> None:
@@ -149,7 +150,7 @@ def hash_files(path: str, on_share: Callable[[float], None]) -> list[bytes]:
     files = list_files(path)
     if total_size(files) < HASHED_HERE:
         return file_digests(path, on_share)
-    hashing: Any = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_hash)
+    hashing = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_hash)
     most = READERS * sum(node["Alive"] for node in ray.nodes())
     left, place_of, digests = deque(enumerate(files)), dict[Any, int](), dict[int, bytes]()
     while left or place_of:
@@ -161,6 +162,20 @@ def hash_files(path: str, on_share: Callable[[float], None]) -> list[bytes]:
             digests |= {place_of.pop(each): ray.get(each) for each in done}
         on_share(len(digests) / len(files))
     return [digests[place] for place in range(len(files))]
+
+
+def check_reached(folder: Path) -> None:
+    """Raise InputError if other machines of the cluster cannot read what lies in a folder here."""
+    refuse_unreached(folder, sum(node["Alive"] for node in ray.nodes()))
+
+
+def refuse_unreached(folder: Path, machines: int) -> None:
+    """Raise InputError for a local folder if there are several machines."""
+    if machines > 1 and network_file_system(str(folder)) is None:
+        raise InputError(
+            "data.query: its rows are copied to output.path, which the cluster's other machines "
+            "do not see; set output.path to a shared folder, or export the rows to a bucket"
+        )
 
 
 def _hash(file: str) -> bytes:

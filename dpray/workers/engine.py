@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import EndpointBusy, Engine, EngineError, LoadFailed
 from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import absolute_model, resolve_model
+from dpray.engines.row_variation import refuse_shared_scales
 from dpray.extras import Late, require
-from dpray.types import DprayError, InputError, Resumable
+from dpray.types import DprayError, InputError, ReadOnlyJson, Resumable
 
 if TYPE_CHECKING:
     import ray
@@ -72,8 +73,6 @@ def build_engine(
     model = resolve_model(config.model)
     require(f"engine.kind {config.kind}", "torch")
     if public_alone is not None:
-        from dpray.engines.row_variation import refuse_shared_scales
-
         refuse_shared_scales(model)
         if config.kind == "transformers":  # vLLM computes the angles once, when it loads
             refuse_kept_state(model)
@@ -143,11 +142,11 @@ class Gpus:
 
 def gpus_of_cluster() -> Gpus:
     """Return the GPUs of the cluster that this process is connected to."""
-    nodes: list[Mapping[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
+    nodes: list[ReadOnlyJson] = [node for node in ray.nodes() if node["Alive"]]
     return Gpus([node["Resources"].get("GPU", 0.0) for node in nodes], may_grow(nodes))
 
 
-def may_grow(nodes: Sequence[Mapping[str, Any]]) -> bool:
+def may_grow(nodes: Sequence[ReadOnlyJson]) -> bool:
     """Return whether an autoscaler started one of these nodes, and so may start more."""
     return any(NODE_GROUP in node["Labels"] for node in nodes)
 

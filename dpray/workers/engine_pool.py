@@ -92,7 +92,7 @@ class EngineActor(PoolActor):
 
 
 def engine_actors(
-    config: Config, load: Callable[[], Any], *arguments: object
+    config: Config, load: Callable[[], object], *arguments: object
 ) -> tuple[RayActors, int]:
     """Return the actors of a pool that `load` engines, each with `runtime.cpus_per_actor` CPUs and
     `runtime.gpus_per_actor` GPUs, and how many there may be. Waits for the place of the first one,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, pairwise
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +23,7 @@ import ray
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
+from dpray.types import Json
 from dpray.workers.engine_pool import engine_actors
 from dpray.workers.failures import own_errors
 from dpray.workers.placement import run_placement
@@ -60,7 +61,7 @@ PLACEHOLDER: Row = {"text": None, "unit": ""}
 
 T = TypeVar("T")
 
-Outcome = dict[str, Any]
+Outcome = Json
 """Plain JSON values; one of them is the batch's name, under `KEY`."""
 
 
@@ -122,8 +123,6 @@ class BatchGathering:
     def gathered(self, config: Config, wanted: Sequence[str], task_size: int) -> ray.data.Dataset:
         """Return the rows in `block_count` blocks that hold every wanted batch whole, including its
         placeholder."""
-        from ray.data import from_arrow  # late: a worker needs no Ray Data
-
         reference = ray.put(frozenset(wanted))
         rows = ray_rows(
             config,
@@ -139,7 +138,7 @@ class BatchGathering:
         placeholders = pa.Table.from_pylist(
             [PLACEHOLDER | {KEY: batch} for batch in wanted], schema=MEMBERS
         )
-        return rows.union(from_arrow(placeholders)).repartition(number, keys=[KEY])
+        return rows.union(ray.data.from_arrow(placeholders)).repartition(number, keys=[KEY])
 
     def _tables(self, rows: Iterable[Row], wanted: frozenset[str]) -> Iterator[pa.Table]:
         """Return tables of the wanted batches' rows, which have a row as often as it is in one."""

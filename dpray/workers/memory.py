@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.embedder import embedder_at_hand
@@ -24,7 +23,7 @@ from dpray.engines.kv_cache import BYTES, DEFAULT_BYTES, GIB, bytes_per_token
 from dpray.engines.model_path import is_at_hand, is_hub_name, weights_at_hand, with_bases
 from dpray.io.files import read_json
 from dpray.io.hub import files_of_model
-from dpray.types import InputError
+from dpray.types import InputError, Json, ReadOnlyJson
 
 PROCESS, LIBRARIES = GIB // 4, GIB * 3 // 4
 """The bytes of a worker without a model, and of one with a model's libraries and no model yet."""
@@ -125,7 +124,7 @@ class _Model:
 
     weights: int = 0
     largest_file: int = 0
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: ReadOnlyJson = field(default_factory=dict)
 
     @classmethod
     def of(cls, engine: EngineConfig) -> _Model:
@@ -142,7 +141,7 @@ class _Model:
             on_hub = files_of_model(name) if is_hub_name(name) else None
             return cls._of_files(*on_hub) if on_hub else cls()
         sizes: dict[str, int] = {}
-        read: dict[str, Any] = {}
+        read: Json = {}
         with suppress(OSError):  # the engine says what is wrong
             files = [path for path in folder.iterdir() if path.suffix in WEIGHTS]
             sizes = {path.name: path.stat().st_size for path in files}
@@ -151,7 +150,7 @@ class _Model:
         return cls._of_files(sizes, read)
 
     @classmethod
-    def _of_files(cls, sizes: Mapping[str, int], read: Mapping[str, Any]) -> _Model:
+    def _of_files(cls, sizes: Mapping[str, int], read: ReadOnlyJson) -> _Model:
         """The same weights may be there in two formats, of which one is loaded."""
         names = [name for name in sizes if "/" not in name]
         of_kind = ([sizes[name] for name in names if name.endswith(kind)] for kind in WEIGHTS)

@@ -15,7 +15,10 @@ from threading import Lock, Thread
 from time import sleep
 from typing import Any, Literal
 
+from dpray.extras import Late
 from dpray.types import Budget, Progress
+
+of_ray = Late("ray.util.metrics")
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,7 @@ def ray_metrics(name: str, value: float, tags: dict[str, str]) -> None:
 
 
 def _ray_metric(metric: Metric) -> Any:
-    from ray.util.metrics import Counter, Gauge
-
-    kind = Gauge if metric.kind == "gauge" else Counter
+    kind = of_ray.Gauge if metric.kind == "gauge" else of_ray.Counter
     return kind(metric.name, metric.description, metric.tags)
 
 

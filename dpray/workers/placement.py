@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpray.config.config import Config
 from dpray.extras import Late
@@ -45,6 +45,7 @@ from dpray.workers.ray_groups import (
 
 if TYPE_CHECKING:
     import ray
+    from ray.actor import ActorHandle
     from ray.util import scheduling_strategies
     from ray.util.placement_group import PlacementGroup
 else:
@@ -85,7 +86,7 @@ class Placement:
         self._whole: PlacementGroup | None = None
         """The group with a bundle for each stage, until it is placed and split."""
         self._more: list[PlacementGroup] = []
-        self._kept: Any = None
+        self._kept: ActorHandle[object] | None = None
         self._engines: list[PlacementGroup] = []
 
     def check(self) -> None:
@@ -189,14 +190,14 @@ class Placement:
         self.hold()
         return self._place(0)
 
-    def keep(self, actor: Any) -> None:
+    def keep(self, actor: ActorHandle[object]) -> None:
         """Keep the actor that tried the engine in its place, until a pool takes it or something
         else needs the place. Without a place it ends."""
         self._kept = actor
         if self._group is None:
             self._end_kept()
 
-    def take_kept(self) -> Any:
+    def take_kept(self) -> ActorHandle[object] | None:
         """Return the actor that tried the engine; None if it is not kept, or lost."""
         kept, self._kept = self._kept, None
         try:

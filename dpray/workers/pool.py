@@ -19,13 +19,7 @@ from ray.exceptions import RayActorError, RayError
 
 from dpray.types import Resumable
 from dpray.workers.cluster import NeverRepeated
-from dpray.workers.failures import (
-    REPEAT,
-    Kind,
-    LostTooOften,
-    find_error,
-    kind_of,
-)
+from dpray.workers.failures import REPEAT, Kind, LostTooOften, find_error, kind_of
 from dpray.workers.placement import Place, run_placement
 from dpray.workers.pool_actor import Answer, Result
 

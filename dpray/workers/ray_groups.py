@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpray.extras import Late
+from dpray.types import Json
 from dpray.workers.engine import may_grow
 from dpray.workers.needs import Bundle, Needs
 
@@ -105,7 +106,7 @@ def remove_by_id(ids: Iterable[str]) -> None:
     remove_groups(map(placement_group.PlacementGroup, found))
 
 
-def group_table() -> dict[str, dict[str, Any]]:
+def group_table() -> dict[str, Json]:
     return dict(placement_group.placement_group_table())
 
 
@@ -113,5 +114,5 @@ def free_resources() -> dict[str, float]:
     return dict(ray.available_resources())
 
 
-def living_nodes() -> list[dict[str, Any]]:
+def living_nodes() -> list[Json]:
     return [node for node in ray.nodes() if node["Alive"]]

@@ -23,7 +23,7 @@ from dpray.io.formats import Piece, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, last_row, numbered, read_piece
 from dpray.io.units import unit_of
 from dpray.mechanisms.batches import content_id, content_rank
-from dpray.types import DprayError, InputError, is_interruption
+from dpray.types import DprayError, InputError, Json, is_interruption
 
 if TYPE_CHECKING:
     import ray.data
@@ -211,14 +211,14 @@ def ray_rows(
     data = config.data
     pieces = pieces_on_ray(data_pieces(data), PIECE_BYTES)
     whole = tables if data.unit is None else partial(tables_of, schema=schema)
-    read: Any = partial(_read, pieces=pieces, rows_of=rows_of, tables=whole)
+    read = partial(_read, pieces=pieces, rows_of=rows_of, tables=whole)
     rows = ray.data.from_items(
         [{"piece": number} for number in range(len(pieces))],
         override_num_blocks=min(len(pieces), MOST_TASKS),
     ).map_batches(read, batch_size=None)
     if data.unit is None:
         return rows
-    bound: Any = partial(_bound, most=data.max_records_per_unit, tables=tables)
+    bound = partial(_bound, most=data.max_records_per_unit, tables=tables)
     partitions = max(1, min(200, data.public_size // 10_000))
     return rows.repartition(partitions, keys=["unit"]).map_batches(
         bound, batch_size=None, batch_format="pyarrow"
@@ -229,7 +229,7 @@ def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
     """Return the files in pieces of about `size` bytes. The lines of JSONL that is cut are counted
     first, in tasks: a row has the same number however its file is cut. Who reads a whole file
     hashes it; `check_cut_files` hashes those that are cut."""
-    count: Any = ray.remote(_count)
+    count = ray.remote(_count)
     cuts = [
         [replace(piece, sha256=None) for piece in pieces] if len(pieces) > 1 else pieces
         for pieces in (cut(file, size) for file in files)
@@ -247,7 +247,7 @@ def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
 def check_cut_files(files: Sequence[Piece], size: int = PIECE_BYTES) -> None:
     """Hash those of the files that `pieces_on_ray` cuts, in tasks. Call it once all pieces are read
     and before anything is drawn. Raises Ray's error for a file that has changed."""
-    check: Any = ray.remote(_check_unchanged)
+    check = ray.remote(_check_unchanged)
     ray.get([check.remote(file) for file in files if len(cut(file, size)) > 1])
 
 
@@ -257,7 +257,7 @@ def _count(piece: Piece) -> tuple[int, int]:
 
 
 def _read(
-    numbers: dict[str, Any], pieces: Sequence[Piece], rows_of: RowsOf, tables: Tables
+    numbers: Json, pieces: Sequence[Piece], rows_of: RowsOf, tables: Tables
 ) -> Iterator[pa.Table]:
     with without_words():
         yield from tables(row for number in numbers["piece"] for row in rows_of(pieces[number]))

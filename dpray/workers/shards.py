@@ -38,6 +38,7 @@ from dpray.engines.kept_state import stateless_pair
 from dpray.io.files import owners_only, sha256_of
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.votes import NearestText, VoteHistogram, count_votes
+from dpray.mechanisms.votes_on_device import NearestOnDevice
 from dpray.types import InputError, Resumable
 from dpray.workers.cluster import never_repeated
 from dpray.workers.engine import hide_other_gpus, try_to_load
@@ -321,8 +322,6 @@ def _search_on(device: str) -> Callable[[Embeddings], NearestText] | None:
     """Return the search on a voter's GPU; None without one."""
     if not device.startswith("cuda"):
         return None
-    from dpray.mechanisms.votes_on_device import NearestOnDevice  # late: it imports torch
-
     return partial(NearestOnDevice, device=device)
 
 

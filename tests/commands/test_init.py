@@ -252,6 +252,37 @@ def test_labels_that_are_codes_get_words(folder: Path) -> None:
     assert dpray.load("b.yaml").data.label_about == {"2": "heart"}
 
 
+def test_prompts_say_labels_with_underscores_as_words(folder: Path) -> None:
+    labels = ["--label", "code", "--labels", "card_lost,_,a__b,Top up,x_1"]
+    (folder / "notes.csv").write_text("text,code\nMarlowe,card_lost\n")
+    assert run_command(["init", "notes.csv", *NEEDED, *labels, "--label-about", "x_1: X"]) == 0
+    assert dpray.load("notes.yaml").data.label_about == {"card_lost": "card lost", "x_1": "X"}
+
+
+@pytest.mark.parametrize(
+    ("method", "prefix", "more"),
+    [("aug_pe", "", []), ("dp_kps", "generation_", ["--language", "English"])],
+)
+def test_the_sampling_is_what_the_makers_of_the_model_recommend(
+    folder: Path, method: str, prefix: str, more: list[str]
+) -> None:
+    (folder / "notes.csv").write_text("text\nMarlowe\n")
+    (model := folder / "model").mkdir()
+    command = ["init", "notes.csv", *NEEDED, "--method", method, "--model", str(model), *more]
+    for file, found in (
+        ('{"temperature": 0.6, "top_p": 0.95, "top_k": 20}', (0.6, 0.95)),
+        ('{"temperature": 0, "top_p": "0.9", "eos_token_id": 2}', None),
+        ("[", None),
+    ):
+        (model / "generation_config.json").write_text(file)
+        assert run_command([*command, "--force"]) == 0
+        written = dpray.load("notes.yaml").method
+        keys = {f"{prefix}temperature", f"{prefix}top_p"}
+        assert written.model_fields_set & keys == (keys if found else set())
+        if found:
+            assert tuple(getattr(written, key) for key in sorted(keys)) == found
+
+
 @pytest.mark.parametrize("answer", ["many", "["])
 def test_an_answer_that_is_no_number(answer: str) -> None:
     replies = iter(["text", "", "", "", answer, "4", "aug_pe"])

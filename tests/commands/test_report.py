@@ -6,6 +6,7 @@ import pytest
 
 from dpray.commands.report import report
 from dpray.report.page import write_report
+from dpray.report.review import TOOLS, write_review
 from dpray.types import InputError
 from tests.report.browser import needs_browser, rendered_in_silence
 from tests.report.reports import ATTACK, RUN, a_report, an_evaluation
@@ -54,7 +55,7 @@ def test_the_command_says_where_the_pages_are(run_dir, capsys):
     assert str(run_dir / "private" / "privacy_report.html") in second and "PRIVATE" in second
 
     report(run_dir, public=True, as_json=True)
-    found = {"path": str(run_dir / "privacy_report.html"), "private_path": None}
+    found = {"path": str(run_dir / "privacy_report.html"), "private_path": None, "review": None}
     assert json.loads(capsys.readouterr().out) == found
 
 
@@ -79,3 +80,57 @@ def test_a_browser_renders_it_in_silence(run_dir):
     dom = rendered_in_silence(path)
     assert "Privacy report: clinic-notes</title>" in dom
     assert "&lt;script&gt;document.title" in dom
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_sample_for_reviewers_has_released_texts_only(run_dir, tool):
+    released = [json.loads(line) for line in (run_dir / "synthetic.jsonl").open()]
+    path = write_review(run_dir, tool, 30)
+    sample = json.loads(path.read_text())
+    assert path == run_dir / f"review_{tool.replace('-', '_')}.json"
+    assert len(sample) == 30 == len({each["id"] for each in sample})
+    for each in sample:
+        # The forms of Label Studio's tasks, and of `Record.from_dict` of Argilla 2.8.
+        if tool == "label-studio":
+            assert {*each} == {"id", "data"} and type(each["id"]) is int
+            row, label, text = (each["data"].pop(key) for key in ("row", "label", "text"))
+            assert not each["data"]
+        else:
+            assert {*each} == {
+                "id", "fields", "metadata", "suggestions", "responses", "vectors",
+            }  # fmt: skip
+            assert {*each["fields"]} == {"text"} and type(each["id"]) is str
+            row, label, text = (
+                each["metadata"]["row"],
+                each["metadata"]["label"],
+                each["fields"]["text"],
+            )
+        assert released[row - 1] == {"text": text, "label": label}
+    # A sample of all parts of the release, the same each time, and a part of a larger one.
+    assert max(int(each["id"]) for each in sample) > 60
+    before = path.read_bytes()
+    assert write_review(run_dir, tool, 30).read_bytes() == before
+    more = json.loads(write_review(run_dir, tool, 60).read_text())
+    assert more[:30] == json.loads(before)
+
+
+def test_labels_of_a_sample_are_texts_and_may_be_missing(run_dir):
+    rows = [{"text": "one", "label": 1}, {"text": "two", "label": None}]
+    (run_dir / "synthetic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = json.loads(write_review(run_dir, "argilla", 9).read_text())
+    assert sorted([each["metadata"] for each in found], key=str) == [
+        {"row": 1, "label": "1"},
+        {"row": 2},
+    ]
+
+
+def test_what_is_no_sample_to_show(run_dir, capsys):
+    with pytest.raises(InputError, match=r"^--review: not doccano; one of label-studio, argilla"):
+        report(run_dir, review="doccano")
+    report(run_dir, review="argilla", records=2, as_json=True)
+    assert json.loads(capsys.readouterr().out)["review"] == str(run_dir / "review_argilla.json")
+    (run_dir / "privacy_report.json").write_text(json.dumps(a_report(not_private=True)))
+    with pytest.raises(InputError, match="this run is not private, and nothing of it may be"):
+        write_review(run_dir, "argilla", 2)
+    with pytest.raises(InputError):
+        write_review(run_dir / "none", "argilla", 2)

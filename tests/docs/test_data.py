@@ -397,6 +397,14 @@ REFUSED: dict[str, Refused] = {
     "names without an ending": (files(file("a/1", "x"), file("b/2", "y")), {}),
     "a file without an ending": one("notes", csv_text(), path="notes"),
     "a single `.txt`": one("a.txt", "Marlowe", path="a.txt"),
+    "a Delta table": (
+        files(file("a.jsonl", LINES), file("_delta_log/00000.json", "{}")),
+        {},
+    ),
+    "an Iceberg table, or a part of it": (
+        files(file("data/a.jsonl", LINES), file("metadata/1-a.metadata.json", "{}")),
+        {"path": "data"},
+    ),
     "a folder of a DatasetDict": one("dataset_dict.json", '{"splits": ["train", "test"]}'),
     "a stray `schema.json` in a folder": (
         files(file("a.jsonl", LINES), file("schema.json", SCHEMA)),

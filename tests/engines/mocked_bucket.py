@@ -3,6 +3,8 @@ for an older python-dateutil than constraints.txt has."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import signal
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 from pyarrow.fs import FileSystem
 
+import dpray
 from dpray.engines.model_path import bucket_folder, resolve_model
 from dpray.io.bucket import pinned
 from dpray.io.files import read_json
@@ -160,3 +163,37 @@ def test_a_run_names_the_files_and_is_not_resumed_with_others(
     report = registry.run(config)
     assert report["public_inputs"]["model"] == f"tiny (sha256 {digest})"
     assert bucket_folder(URI, "engine.model").name == f"bucket-{digest}"
+
+
+def test_a_finished_release_is_copied(
+    server: Server, settings: Callable[..., dict[str, Any]], sequences: dict[str, Any]
+) -> None:
+    uri = "s3://models/releases/notes"
+    config = parse_config(settings(**sequences, output__copy_to=uri))
+    dpray.run(config)
+    dpray.run(config)  # finds it there
+    put = re.findall(r'"POST /models/releases/notes/(\S+)\?uploads', server.log.read_text())
+    assert put[0] == "run.json" and put[-1] == "release.json" and put.count("release.json") == 1
+    filesystem, root = FileSystem.from_uri(uri)
+    with filesystem.open_input_stream(f"{root}/release.json") as stream:
+        marker = json.loads(stream.read())
+    for name, file in marker["files"].items():
+        local = (Path(config.output.path) / name).read_bytes()
+        with filesystem.open_input_stream(f"{root}/{name}") as stream:
+            assert stream.read() == local
+        assert hashlib.sha256(local).hexdigest() == file["sha256"]
+    assert {*marker["files"]} >= {"run.json", "synthetic.jsonl", "privacy_report.html"}
+    assert not any("private/" in name for name in marker["files"])
+    other = parse_config(settings(**sequences, output__path=f"{config.output.path}-2",
+                                  output__copy_to=uri))  # fmt: skip
+    with pytest.raises(InputError, match=f"^output.copy_to: {uri} has the release of another run"):
+        dpray.run(other)
+    assert not Path(other.output.path).exists()
+    nowhere = other.model_copy(
+        update={"output": other.output.model_copy(update={"copy_to": "s3://nowhere/notes"})}
+    )
+    with pytest.raises(
+        InputError, match=r"^output\.copy_to: s3://nowhere/notes: there is no such bucket"
+    ):
+        dpray.run(nowhere)
+    assert not Path(other.output.path).exists()

@@ -21,11 +21,7 @@ from dpray.mechanisms import monte_carlo
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.monte_carlo import Finding, Target, audit_target, labels_target, votes_target
 from dpray.mechanisms.votes import VoteHistogram
-from dpray.methods.dp_kps.audit import (
-    densities_target,
-    joint_target,
-    vocabulary_target,
-)
+from dpray.methods.dp_kps.audit import densities_target, joint_target, vocabulary_target
 from dpray.methods.dp_kps.mechanisms import GRID, FeatureSum, VocabularyHistogram
 from dpray.methods.dp_sgd.audit import training_target
 from dpray.methods.private_prediction.audit import (

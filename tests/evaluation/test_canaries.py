@@ -13,13 +13,7 @@ from typing import Any
 
 import pytest
 
-from dpray.evaluation.canaries import (
-    REPETITIONS,
-    SECRETS,
-    look_alikes,
-    make_canaries,
-    ranked,
-)
+from dpray.evaluation.canaries import REPETITIONS, SECRETS, look_alikes, make_canaries, ranked
 from dpray.mechanisms.randomness import generator, new_key
 from tests.integration.processes import wait_for
 

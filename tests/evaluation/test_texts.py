@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from dpray.evaluation.texts import (
-    compare_topics,
-    parsed_record,
-    structure,
-)
+from dpray.evaluation.texts import compare_topics, parsed_record, structure
 from dpray.types import InputError
 
 SCHEMA = {

@@ -5,9 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from clinic_notes import (
-    LABELS,
-)
+from clinic_notes import LABELS
 from make_demo import PRIVATE_RECORDS, PUBLIC_RECORDS, TEST_RECORDS, make_data
 
 import dpray.demo

@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 import torch
 from paper_evaluation.causal_lm import CausalLM
-from paper_evaluation.fine_tuning import (
-    Encoder,
-    Training,
-    next_word_accuracy,
-)
+from paper_evaluation.fine_tuning import Encoder, Training, next_word_accuracy
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 

@@ -41,13 +41,7 @@ from dpray.types import (
     RunFailed,
 )
 from dpray.workers.engine import build_engine
-from dpray.workers.failures import (
-    Kind,
-    LostTooOften,
-    WorkerError,
-    is_own_failure,
-    kind_of,
-)
+from dpray.workers.failures import Kind, LostTooOften, WorkerError, is_own_failure, kind_of
 
 # What Ray 2.60 says of a process that its memory monitor ended.
 ENDED = "1 worker(s) were killed due to the node running low on memory. Memory on the node was 9GB"

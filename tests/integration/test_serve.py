@@ -23,16 +23,7 @@ from dpray.config.sections import EmbedderConfig
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.embedding_endpoint import PUBLIC_TEXTS, EmbeddingEndpoint
 from dpray.serving.errors import FRONT_ENVIRONMENT
-from tests.integration.endpoints import (
-    EMBEDDER,
-    KEY,
-    LLM,
-    OTHER,
-    WORD,
-    Served,
-    chat,
-    start_serve,
-)
+from tests.integration.endpoints import EMBEDDER, KEY, LLM, OTHER, WORD, Served, chat, start_serve
 from tests.integration.floods import flooding, p99, seconds_of_answers, sequences, wrong_biases
 from tests.integration.processes import (
     MARKER,

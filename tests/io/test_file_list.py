@@ -41,6 +41,24 @@ def test_a_star_matches_within_one_level(tmp_path: Path, pattern: str) -> None:
     assert _glob(root, pattern.format(bucket)) == [f"{bucket}/x/a.csv"]
 
 
+@pytest.mark.parametrize(
+    ("log", "path"),
+    [
+        ("_delta_log/0.json", ""), ("_delta_log/0.json", "*.csv"),
+        ("_delta_log/0.json", "day=1"), ("metadata/1.metadata.json", "data"),
+        ("metadata/1.metadata.json", "data/*.csv"), ("metadata/1.metadata.json", "data/d=1/a.csv"),
+    ],
+)  # fmt: skip
+def test_the_files_of_a_table_are_no_set_of_rows(tmp_path: Path, log: str, path: str) -> None:
+    for file in ("a.csv", "day=1/a.csv", "data/a.csv", "data/d=1/a.csv", log):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("text\na\n")
+    with pytest.raises(InputError, match="table, whose files also have deleted rows; write one"):
+        list_files(str(tmp_path / path))
+    (tmp_path / log).rename(tmp_path / log.replace("json", "txt"))  # another folder of that name
+    assert list_files(str(tmp_path / path))
+
+
 @pytest.mark.parametrize("path", ["", "*.csv", "a*"])
 @pytest.mark.parametrize("link", [os.link, os.symlink])
 def test_one_file_has_one_name(tmp_path: Path, path: str, link: object) -> None:

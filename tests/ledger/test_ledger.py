@@ -19,13 +19,7 @@ from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.ledger.account import Account, check_price
 from dpray.ledger.chain import Entry
 from dpray.ledger.ledger import Ledger
-from dpray.types import (
-    Budget,
-    BudgetRefused,
-    InputError,
-    LedgerConflict,
-    LedgerError,
-)
+from dpray.types import Budget, BudgetRefused, InputError, LedgerConflict, LedgerError
 from tests.ledger.charges import ASKED, SHA, STATED_FOR, TENTH, publish, reserve
 
 

@@ -36,6 +36,9 @@ from tests.workers.outcomes import lines
         ("opened > 2026-09-30", datetime(2026, 10, 1, tzinfo=UTC), True),
         ("opened > 2026-09-30", date(2026, 9, 30), False), ("opened > 7", 8, True),
         ("opened > 7.5", " 7.5 ", False), ("opened > -1", "-0.5", True),
+        # A point is a decimal point, however many digits follow.
+        ("n > 12.5", "12.500", False), ("n > 12.499", "12.500", True), ("n > 7", "1.234", False),
+        ("n > 12.5", "12.501", True), ("n > 12", "12.500", True), ("n > 12.500", 12.5, False),
         ("t > 0.1", 0.1, False), ("t > 0.1", 0.11, True),
         # Beyond 2^53 floating-point numbers skip whole ones.
         ("id > 9007199254740992", "9007199254740993", True),
@@ -53,7 +56,8 @@ def test_a_row_is_kept_by_its_own_cell(rule: str, cell: object, kept: bool) -> N
     [
         ("n > 2026-09-30", "01.10.2026"), ("n > 2026-09-30", ""), ("n > 2026-09-30", None),
         ("n > 2026-09-30", 20261001), ("n > 7", "seven"), ("n > 7", True), ("n > 7", None),
-        ("n > 7", "1.234"), ("n > 2026-09-30", "2026-13-01"), ("n > 2026-09-30", "2026-10-01junk"),
+        ("n > 7", "1.234.567"), ("n > 7", "1,234"),
+        ("n > 2026-09-30", "2026-13-01"), ("n > 2026-09-30", "2026-10-01junk"),
         ("n > 7", "9" * 10**6), ("n > 7", float("nan")), ("n > 7", ["8"]),
     ],
 )  # fmt: skip

@@ -20,14 +20,7 @@ from dpray.engines.text import codec_of
 from dpray.io.files import read_json
 from dpray.methods import registry
 from dpray.methods.config import parse_config
-from dpray.runs.forecast import (
-    Forecast,
-    Work,
-    _parameters,
-    given_rates,
-    rates_here,
-    rates_of_run,
-)
+from dpray.runs.forecast import Forecast, Work, _parameters, given_rates, rates_here, rates_of_run
 from dpray.runs.session import Asked
 from dpray.types import InputError, Progress
 

@@ -18,12 +18,7 @@ from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.release import DensityShard, VocabularyShard
 from dpray.workers.shards import Voters
 from tests.engines.kept import Kept
-from tests.engines.tiny_embedders import (
-    BEYOND,
-    INFINITE,
-    WORD_BEYOND,
-    make_hostile,
-)
+from tests.engines.tiny_embedders import BEYOND, INFINITE, WORD_BEYOND, make_hostile
 from tests.workers.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")

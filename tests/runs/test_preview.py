@@ -17,14 +17,15 @@ from dpray.commands.plan import Speed
 from dpray.config.config import Config
 from dpray.engines.base import Completion, Sampling
 from dpray.io.columns import cut_advice
+from dpray.methods.private_prediction.release import records_of
 from dpray.methods.registry import make_plan
 from dpray.runs.forecast import rates_here
 from dpray.runs.preview import (
     MOST_BITS,
+    documents,
     preview,
-    public_texts,
+    released_text,
     spread_labels,
-    with_sections,
 )
 from dpray.types import Progress, Prompt, no_progress
 
@@ -124,12 +125,42 @@ def test_a_document_of_several_sections_is_shown_whole(tmp_path: Path) -> None:
 
     writer = Numbered([])
     calls = plan.public_calls(["1"])
-    answers = public_texts(writer, calls.requests, no_progress)  # type: ignore[arg-type]
-    for _ in range(2):
-        answers = with_sections(writer, calls, answers, no_progress)  # type: ignore[arg-type]
+    answers = documents(writer, calls, no_progress)  # type: ignore[arg-type]
     assert [each.text for each in answers] == ["Part 0\n\nPart 1\n\nPart 2"]
     assert answers[0].completion_tokens == 15
     assert [user.count("Part") for user in writer.asked] == [0, 1, 2]
+
+
+def test_a_document_is_joined_and_prompted_as_a_run_does(tmp_path: Path) -> None:
+    """A cut section loses its last sentence where it stands, the whole document no other; and the
+    prompts of a section show this section of the examples."""
+    examples = tmp_path / "examples.jsonl"
+    text = "# Fall\\nHit the arm.\\n\\n# Pain\\nNone at all."
+    examples.write_text(f'{{"text": "{text}"}}\n')
+    config = config_of(tmp_path, "private_prediction")
+    update = {"sections": 2, "few_shot": str(examples), "few_shot_examples": 1}
+    settings = config.method.model_copy(update=update)
+    config = config.model_copy(update={"method": settings})
+    made = [("Fell. Hit the", 999), ("No pain", 3)]
+
+    class InTurn(Writer):
+        asked: ClassVar[list[str]] = []
+
+        def generate(self, prompts: Sequence[Prompt], *others: Any) -> list[Completion]:
+            self.answers = [made[len(self.asked)]]
+            self.asked.append(prompts[0].user)
+            return super().generate(prompts, *others)
+
+    writer, plan = InTurn([]), make_plan(config)
+    calls = plan.public_calls(["1"])
+    [answer] = documents(writer, calls, no_progress)  # type: ignore[arg-type]
+    found = released_text(calls, answer, calls.requests[0])
+    examples_drawn = [["Fell. Hit the", "length", 16], ["No pain", "stop", 3]]
+    [record] = records_of(plan, {"batch": "0/0", "examples": examples_drawn})  # type: ignore[arg-type]
+    assert found == record["text"] == "Fell.\n\nNo pain"
+    assert answer.finish_reason == record["finish_reason"] == "length"
+    shown = [("Hit the arm" in user, "None at all" in user) for user in writer.asked]
+    assert shown == [(True, False), (False, True)]
 
 
 def test_advice_names_what_the_prompts_lack(tmp_path: Path) -> None:

@@ -19,10 +19,7 @@ from dpray.serving.applications import scaling, serve_config
 from dpray.serving.settings import ServeFile, load_serve_config
 from dpray.terminal import Terminal
 from dpray.types import InputError
-from tests.serving.front import (
-    KEY,
-    hashed,
-)
+from tests.serving.front import KEY, hashed
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,12 +15,7 @@ from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.types import InputError, Resumable
 from dpray.workers import cluster
-from dpray.workers.cluster import (
-    COUNTED_BY,
-    keep_counts_here,
-    of_threads,
-    start_ray,
-)
+from dpray.workers.cluster import COUNTED_BY, keep_counts_here, of_threads, start_ray
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])

@@ -18,11 +18,7 @@ from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.registry import make_plan
 from dpray.runs.plan import Plan
 from dpray.types import InputError
-from dpray.workers.engine import (
-    Gpus,
-    gpus_of_rank,
-    resolve_gpus,
-)
+from dpray.workers.engine import Gpus, gpus_of_rank, resolve_gpus
 from dpray.workers.engine_pool import check_loads
 from dpray.workers.gathering import PartWorker
 from dpray.workers.pool_actor import PoolActor

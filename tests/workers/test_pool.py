@@ -13,12 +13,7 @@ from dpray.engines.base import DeviceLost, LoadFailed, SelectorFailed
 from dpray.types import DprayError, InputError, Resumable
 from dpray.workers.failures import LostTooOften
 from dpray.workers.placement import Place
-from dpray.workers.pool import (
-    ActorPool,
-    Part,
-    RayActors,
-    ends_run,
-)
+from dpray.workers.pool import ActorPool, Part, RayActors, ends_run
 from dpray.workers.pool_actor import Answer
 
 WAIT = 5.0

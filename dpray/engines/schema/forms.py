@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +11,7 @@ from dpray.engines.model_path import is_at_hand
 from dpray.engines.schema.schema import Form, Schema, read_schema
 from dpray.engines.schema.token_mask import TokenMask, Vocabulary, first_mask
 from dpray.engines.text import codec_of
-from dpray.types import InputError
+from dpray.types import InputError, Json, ReadOnlyJson
 
 MOST_BEGINNINGS = 2_000
 """A schema whose texts have more beginnings counts as one of infinitely many texts."""
@@ -53,9 +51,7 @@ def most_free_tokens(form: Form, max_tokens: int) -> int:
     return max(1, min(bound, max_tokens))
 
 
-def schema_for(
-    value: dict[str, Any] | None, engine: EngineConfig, max_tokens: int
-) -> Schema | None:
+def schema_for(value: Json | None, engine: EngineConfig, max_tokens: int) -> Schema | None:
     """Return the schema of `method.schema`, None without one. Raises InputError if it cannot be
     read, if the engine takes none, or, where the model's files are on this machine, if no text of
     it fits into `max_tokens`."""
@@ -70,7 +66,7 @@ def schema_for(
 
 
 def open_mask(
-    schema: Mapping[str, Any], model: str, before: str, max_tokens: int, size: int | None = None
+    schema: ReadOnlyJson, model: str, before: str, max_tokens: int, size: int | None = None
 ) -> TokenMask:
     """Return the mask at the beginning of a text. The arguments are the fields of a `Form`, the
     most tokens of the text, and the length of the model's logits."""

@@ -52,7 +52,7 @@ def _patterns(schema: Schema) -> Iterator[str]:
         yield from _values_of("pattern", json.loads(schema.text))
 
 
-def _values_of(key: str, value: Any) -> Iterator[str]:
+def _values_of(key: str, value: object) -> Iterator[str]:
     if isinstance(value, dict):
         if isinstance(value.get(key), str):
             yield value[key]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpray.extras import Late
 from dpray.io.table_schema import LONGEST_SCHEMA, is_grammar
-from dpray.types import InputError
+from dpray.types import InputError, Json
 
 if TYPE_CHECKING:
     import llguidance
@@ -63,7 +63,7 @@ class Form:
     model: str
     before: str = ""
 
-    def mask_arguments(self, max_tokens: int) -> dict[str, Any]:
+    def mask_arguments(self, max_tokens: int) -> Json:
         """Return all arguments of `open_mask` except `size`, as plain values."""
         return asdict(self) | {"max_tokens": max_tokens}
 
@@ -82,7 +82,7 @@ def read_schema(value: dict[str, object]) -> Schema:
     return schema
 
 
-def _read(value: dict[str, Any]) -> Schema:
+def _read(value: Json) -> Schema:
     if is_grammar(value):
         return _of_kind(*next(iter(value.items())))
     return Schema("json", json.dumps(value))

@@ -10,7 +10,7 @@ import contextlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dpray.engines.base import (
     EngineError,
@@ -21,6 +21,10 @@ from dpray.engines.base import (
     selector_error,
 )
 from dpray.engines.vllm.model import VllmModel
+from dpray.types import Json
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
 
 _MAX_ATTEMPTS = 3
 
@@ -197,7 +201,7 @@ class LockstepRun:
         self.running[entry.name] = entry
         self._submit(entry, self._row_params(entry))
 
-    def _row_params(self, entry: _Entry) -> list[Any]:
+    def _row_params(self, entry: _Entry) -> list[SamplingParams]:
         model, group = self.model, entry.group
         eos = model.eos_ids
         params = []
@@ -222,7 +226,7 @@ class LockstepRun:
             )
         return params
 
-    def _submit(self, entry: _Entry, params: list[Any]) -> None:
+    def _submit(self, entry: _Entry, params: list[SamplingParams]) -> None:
         entry.requests, entry.outputs, entry.public_ids = [], {}, []
         for ids, row_params in zip(entry.group.prompts, params, strict=True):
             request = f"row-{next(self.model.serial)}"
@@ -240,7 +244,7 @@ class LockstepRun:
 
     # Results
 
-    def _take(self, output: Any) -> None:
+    def _take(self, output: RequestOutput) -> None:
         entry = self.by_request[output.request_id]
         ids = list(output.outputs[0].token_ids)
         if entry.group.stop and output.request_id == entry.requests[-1]:
@@ -291,7 +295,7 @@ class LockstepRun:
         else:
             self.cold.appendleft(entry)
 
-    def _check(self, entry: _Entry, reports: list[dict[str, Any]]) -> None:
+    def _check(self, entry: _Entry, reports: list[Json]) -> None:
         report = agreed(reports)
         if report["fate"] == "broken":
             raise EngineError(
@@ -353,14 +357,15 @@ class PartedText:
             self.model.abort(self.waiting)
             raise
 
-    def _params(self, row: int) -> Any:
-        return self.model.sampling_params(
+    def _params(self, row: int) -> SamplingParams:
+        params: SamplingParams = self.model.sampling_params(
             max_tokens=1,
             temperature=0,
             detokenize=False,
             output_kind=self.model.final_only,
             extra_args={"dpray": {"group": self.name, "row": row, "at": len(self.tokens)}},
         )
+        return params
 
     def _draw(self) -> bool:
         """Draw the next token; return whether the selector drew none."""
@@ -373,7 +378,7 @@ class PartedText:
         return bool(report["fate"] == "exhausted")
 
 
-def agreed(reports: list[dict[str, Any]]) -> dict[str, Any]:
+def agreed(reports: list[Json]) -> Json:
     """Return what all ranks report of a group. Raises EngineError for a selector that failed, and
     for ranks that drew different tokens."""
     report = reports[0]

@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
@@ -20,7 +22,7 @@ from dpray.engines.vllm.lockstep import LockstepProcessor, _Group
 class FirstRunnerProcessor(LockstepProcessor, LogitsProcessor):
     """The logits processor of vLLM's first model runner."""
 
-    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         if vllm_config.scheduler_config.async_scheduling:
             raise ValueError("lockstep decoding needs async_scheduling=False")
         LockstepProcessor.__init__(self, device)
@@ -38,7 +40,9 @@ class FirstRunnerProcessor(LockstepProcessor, LogitsProcessor):
         self.unfinished_prefill = runner.discard_request_mask.np  # the runner's own array
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        def join(params: Any, prompt: object, output: list[int]) -> tuple[str, int] | None:
+        def join(
+            params: SamplingParams, prompt: object, output: list[int]
+        ) -> tuple[str, int] | None:
             return self._join(params, output)
 
         if process_dict_updates(self._members, batch_update, join):

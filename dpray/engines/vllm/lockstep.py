@@ -40,7 +40,7 @@ import numpy as np
 import torch
 import vllm
 from vllm import envs
-from vllm.config import get_layers_from_vllm_config
+from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -57,6 +57,7 @@ from dpray.engines.base import (
 from dpray.engines.finite_rows import FiniteRows, highest, remember_together
 from dpray.engines.float32 import without_tf32
 from dpray.engines.passes import PublicPass, Rows, load_model
+from dpray.types import Json
 
 Fate = Literal["running", "exhausted", "broken", "failed"]
 
@@ -105,7 +106,7 @@ class _Group(_Text):
     selector: TokenSelector | None = None
     rows: dict[int, Any] = field(default_factory=dict)
     """Each row's output or slot, as the model runner keeps it."""
-    earlier: dict[int, dict[str, Any]] = field(default_factory=dict)
+    earlier: dict[int, Json] = field(default_factory=dict)
     """The selector's state before it drew the token of a position."""
     complete: bool = False
     indices: list[int] = field(default_factory=list)
@@ -122,7 +123,7 @@ class _Group(_Text):
         if self.may_stop and self.selector is not None:
             self.earlier[len(self.tokens)] = copy.deepcopy(self.selector.state())
 
-    def end(self, length: int | None) -> dict[str, Any]:
+    def end(self, length: int | None) -> Json:
         """Return the selector's state at the text's end. If a stop string ended the text after
         `length` tokens, whatever was selected after them is thrown away, also a failure.
         Proof: docs/privacy.md, section 2.6."""
@@ -209,7 +210,7 @@ class LockstepProcessor(ABC):
     def same_end(self, group: _Group) -> bool:
         """Return whether every row was given the text's last token."""
 
-    def _join(self, params: Any, kept: Any) -> tuple[str, int] | None:
+    def _join(self, params: Any, kept: object) -> tuple[str, int] | None:
         """Note a request's row and what the model runner has `kept` of it; return its group and
         number, or None if it has no group."""
         ticket = (params.extra_args or {}).get("dpray")
@@ -379,7 +380,7 @@ def find_processor(runner: Any) -> LockstepProcessor:
     )
 
 
-def attention_names(vllm_config: Any) -> list[str]:
+def attention_names(vllm_config: VllmConfig) -> list[str]:
     """Return the backends of the loaded model's layers, each with its version if it has several."""
     base: Any = AttentionLayerBase  # an abstract one
     layers = get_layers_from_vllm_config(vllm_config, base)
@@ -406,7 +407,7 @@ class LockstepWorker:
     def _lockstep_processor(self) -> LockstepProcessor:
         return find_processor(self.model_runner)
 
-    def lockstep_start(self, readable: int, public_model: str | None, dtype: str) -> dict[str, Any]:
+    def lockstep_start(self, readable: int, public_model: str | None, dtype: str) -> Json:
         """Connect the processor with its model runner; return the shape of the KV cache: `blocks`
         in all, and `block_sizes`, one for each kind of layer; and what computes: the names of
         `attention`, and whether vLLM's batch-`invariant` mode is in force. A runner that cannot be

@@ -14,10 +14,10 @@ import logging
 import os
 import secrets
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
@@ -34,6 +34,11 @@ from dpray.engines.kv_cache import GIB, bytes_per_token, choice_bytes, cpu_cache
 from dpray.engines.model_path import resolve_model
 from dpray.engines.schema.schema import JSON_STYLE, Schema
 from dpray.engines.text import TextCodec
+from dpray.engines.weights import check_weights
+from dpray.types import Json, ReadOnlyJson
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
 
 DEFAULT_CONTEXT = 8192
 """A model with a longer context gets this one, in tokens, unless `max_model_len` is given."""
@@ -123,7 +128,7 @@ def invariant_attention() -> dict[str, object]:
     return {"backend": "TRITON_ATTN"}
 
 
-def refuse_other_kernels(ranks: Sequence[Mapping[str, Any]]) -> None:
+def refuse_other_kernels(ranks: Sequence[ReadOnlyJson]) -> None:
     """Raise EngineError if a rank computes by kernels whose rows may depend on each other: by what
     `LockstepWorker.lockstep_start` reports of the loaded model."""
     found = {name for rank in ranks for name in rank["attention"]}
@@ -156,9 +161,6 @@ class VllmModel(TextCodec):
         model = resolve_model(config.model)
         super().__init__(model, config.max_model_len)
         vllm = _import_vllm()
-        # Imported late: plans import this module, and need no torch.
-        from dpray.engines.weights import check_weights
-
         check_weights(model, values=not tried)
         # In 16 bits the rounding of ordinary kernels is more than the sensitivity allows.
         exact = private_rows and (public_alone or config.dtype != "float32")
@@ -245,11 +247,11 @@ class VllmModel(TextCodec):
             remedy = f"; {RUNNER}=0 takes vLLM's first model runner" if second else ""
             raise EngineError(f"vLLM cannot load {model}: {reason}{remedy}") from error
 
-    def _start_workers(self, public_model: str | None, dtype: str) -> list[dict[str, Any]]:
+    def _start_workers(self, public_model: str | None, dtype: str) -> list[Json]:
         """Connect the processors of all ranks; return what each says of its model."""
         try:
             start = (self.readable, public_model, dtype)
-            ranks: list[dict[str, Any]] = self.llm.collective_rpc("lockstep_start", args=start)
+            ranks: list[Json] = self.llm.collective_rpc("lockstep_start", args=start)
         except EngineError:
             raise
         except Exception as error:
@@ -283,8 +285,8 @@ class VllmModel(TextCodec):
             raise
         return [completions[i] for i in range(len(encoded))]
 
-    def _params(self, sampling: Sampling) -> Any:
-        return self.sampling_params(
+    def _params(self, sampling: Sampling) -> SamplingParams:
+        params: SamplingParams = self.sampling_params(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -294,6 +296,7 @@ class VllmModel(TextCodec):
             output_kind=self.final_only,
             structured_outputs=None if sampling.schema is None else self.form(sampling.schema),
         )
+        return params
 
     def form(self, schema: Schema) -> Any:
         """Return the schema as vLLM's structured outputs take it."""
@@ -307,15 +310,15 @@ class VllmModel(TextCodec):
                 return self.structured_outputs(regex=schema.text)
         return self.structured_outputs(grammar=schema.text)
 
-    def add(self, request: str, ids: Sequence[int], params: Any) -> None:
+    def add(self, request: str, ids: Sequence[int], params: SamplingParams) -> None:
         try:
             self.llm.llm_engine.add_request(request, {"prompt_token_ids": list(ids)}, params)
         except Exception as error:  # its message may quote the prompt
             raise self._failure("vLLM refused a request", error) from None
 
-    def step(self) -> list[Any]:
+    def step(self) -> list[RequestOutput]:
         try:
-            outputs: list[Any] = self.llm.llm_engine.step()
+            outputs: list[RequestOutput] = self.llm.llm_engine.step()
         except Exception as error:  # its message may quote a request
             raise self._failure("vLLM failed in a step", error) from None
         return outputs
@@ -339,11 +342,11 @@ class VllmModel(TextCodec):
         """Return the number of KV cache blocks of a row of `tokens` tokens."""
         return sum(-(-tokens // size) for size in self.block_sizes)
 
-    def ask_workers(self, method: str, *arguments: object) -> list[dict[str, Any]]:
+    def ask_workers(self, method: str, *arguments: object) -> list[Json]:
         """Return what each rank of the last stage answers, the first one's first. Only they see
         logits and draw."""
         try:
-            answers: list[dict[str, Any]] = self.llm.collective_rpc(method, args=arguments)
+            answers: list[Json] = self.llm.collective_rpc(method, args=arguments)
         except Exception as error:
             raise self._failure("a worker of vLLM failed", error) from None
         return answers[-self.last_stage :]
@@ -361,10 +364,8 @@ def _import_vllm() -> ModuleType:
     logging.getLogger("vllm").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "`torch.distributed.reduce_op`", FutureWarning)
     try:
-        import vllm
-        import vllm.envs
-        import vllm.platforms
-        import vllm.sampling_params
+        parts = ("vllm", "vllm.envs", "vllm.platforms", "vllm.sampling_params")
+        vllm, *_ = map(importlib.import_module, parts)
     except ImportError:
         raise EngineError(
             "engine.kind vllm needs vLLM, which is not installed: pip install 'dpray[vllm]', or "

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.sample.logits_processor import (
     LogitsContext,
     LogitsProcessor,
@@ -35,7 +37,7 @@ class SecondRunnerProcessor(LockstepProcessor, LogitsProcessor):
 
     draws_ahead = True
 
-    def __init__(self, vllm_config: Any, req_states: LogitsProcRequestState) -> None:
+    def __init__(self, vllm_config: VllmConfig, req_states: LogitsProcRequestState) -> None:
         parallel = vllm_config.parallel_config
         if parallel.pipeline_parallel_size > 1 or parallel.enable_batch_sharded_sampling:
             raise ValueError(
@@ -55,7 +57,7 @@ class SecondRunnerProcessor(LockstepProcessor, LogitsProcessor):
         if getattr(runner, "kv_block_zeroer", None) is None:
             raise EngineError("this version of vLLM cannot clear blocks of its KV cache")
 
-    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         member = self._join(sampling_params, req_idx)
         self._members.pop(req_idx, None)
         if member is not None:
@@ -109,5 +111,5 @@ class SecondRunnerProcessor(LockstepProcessor, LogitsProcessor):
         given = self._state.all_token_ids.gpu[self._on_device(slots), self._on_device(last)]
         return bool((given == group.tokens[-1]).all())
 
-    def _on_device(self, values: Sequence[int] | np.ndarray[Any, Any]) -> torch.Tensor:
+    def _on_device(self, values: Sequence[int] | np.ndarray) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.long, device=self.device)

@@ -24,13 +24,7 @@ from dpray.engines.requests import Request, try_request
 from dpray.engines.schema.forms import schema_for
 from dpray.engines.schema.schema import Schema
 from dpray.engines.text import token_counter
-from dpray.io.languages import (
-    ENGLISH,
-    frequent_words,
-    function_words,
-    language_of,
-    listed,
-)
+from dpray.io.languages import ENGLISH, frequent_words, function_words, language_of, listed
 from dpray.io.public_files import check_public, read_few_shot
 from dpray.mechanisms.monte_carlo import Target
 from dpray.mechanisms.term_matcher import folded
@@ -132,6 +126,7 @@ class DpKpsPlan(Plan):
         return Sampling(
             settings.max_tokens,
             temperature=settings.generation_temperature,
+            top_p=settings.generation_top_p,
             stop=self.prompts.template.stop,
             schema=self.schema,
         )

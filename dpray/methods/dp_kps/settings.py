@@ -37,6 +37,7 @@ class DpKpsSettings(TextSettings):
     call_keys: ClassVar[frozenset[str]] = ENGINE_KEYS | ABOUT_KEYS - {"data.language"} | {
         "method.document_type", "method.label_in_prompt", "method.few_shot",
         "method.few_shot_examples", "method.max_tokens", "method.generation_temperature",
+        "method.generation_top_p",
         "method.least_terms", "method.max_retries", "method.template", "method.schema",
     }  # fmt: skip
     calls_after: ClassVar[str | None] = "density"
@@ -125,6 +126,9 @@ class DpKpsSettings(TextSettings):
     )
     max_tokens: Count = Field(256, description="the longest text")
     generation_temperature: Positive = Field(1.0, description="temperature of the language model")
+    generation_top_p: float = Field(
+        1.0, gt=0, le=1, description="top-p of the language model; 1: off"
+    )
     least_terms: CountOrZero = Field(
         0,
         description="terms of its sequence that a text has to hold; one with fewer counts as "

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -81,7 +81,7 @@ class DpSgdPlan(Plan):
     codes: ControlCodes
     schema: Schema | None = None
 
-    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Any]:
+    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], object]:
         """Load the model as it is tuned. An engine that cannot load the tuned one costs nothing:
         the tuned model is kept, and its texts are free."""
         return partial(load_untuned, self.config.engine, self.settings, self.codes)

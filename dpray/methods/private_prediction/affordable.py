@@ -54,8 +54,9 @@ def longest_frame(
         )
     room = context - max_tokens
     return max(
-        longest(label, shown_examples(codec, template.of_batch(label, ""), label, "", room))
+        longest(label, examples)
         for label in labels
+        for examples in shown_examples(codec, template.of_batch(label, ""), label, "", room)
     )
 
 
@@ -70,7 +71,8 @@ def text_room(
 
     def left(label: str) -> int:
         shown, room = template.of_batch(label, ""), context - max_tokens
-        return room - len(frame(codec, shown, label, shown_examples(codec, shown, label, "", room)))
+        examples = shown_examples(codec, shown, label, "", room)
+        return room - max(len(frame(codec, shown, label, each)) for each in examples)
 
     return min(map(left, labels))
 

@@ -149,7 +149,7 @@ class BatchDecoder:
         engine, settings, K = self.engine, self.plan.settings, self.plan.settings.sections
         label = self.plan.batches.label_of(batch_id)
         template = self.plan.template.of_batch(label, batch_id)
-        whole = shown_examples(engine, template, label, batch_id, self._room)
+        shown_texts = shown_examples(engine, template, label, batch_id, self._room)
         sections = [
             [engine.truncate(each, settings.max_prompt_tokens) for each in sections_of(text, K)]
             for text in texts
@@ -158,7 +158,7 @@ class BatchDecoder:
         def following(written: Sequence[LockstepResult]) -> Prompts:
             number = len(written)
             before = template.joined([(x.text, x.finish_reason == "length") for x in written])
-            examples = [sections_of(each, K)[number] for each in whole]
+            examples = shown_texts[number]
             most = settings.document_tokens - settings.max_tokens
             shown = after_sections(engine, template, label, examples, before, most)
             private = (

@@ -36,17 +36,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from dpray.extras import Late
-
-# Imported late: a plan holds a mechanism and needs no torch.
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = Late("torch")
+from dpray.extras import torch
 
 Candidates = Literal["all", "top_k", "top_k_plus"]
 Clip = Literal["recentred", "dclip"]

@@ -6,10 +6,9 @@ exponential mechanism (Lemma 4), and of the sparse vector (Lemma 5). `step` draw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from dpray.accounting.event import Event
 from dpray.accounting.events import AboveThreshold, ExponentialMechanism
 from dpray.engines.base import SelectorSpec
 from dpray.methods.private_prediction.logits import Candidates, Clip
+from dpray.types import ReadOnlyJson
 
 if TYPE_CHECKING:  # a plan holds a `PrivateToken` and needs no torch
     import torch
@@ -140,11 +140,11 @@ class PrivateToken:
         )
 
     @cached_property
-    def values(self) -> Mapping[str, Any]:
+    def values(self) -> ReadOnlyJson:
         """Return the fields, which are plain values; made once, because every text sends them."""
         return asdict(self)
 
-    def selector(self, key: str, **others: Any) -> SelectorSpec:
+    def selector(self, key: str, **others: object) -> SelectorSpec:
         """Describe the `PrivateTokenSelector` of a text; `others` are its further arguments."""
         return SelectorSpec(SELECTOR, {"mechanism": self.values, "key": key, **others})
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
 
 from dpray.accounting.event import Event
 from dpray.config.config import Config
@@ -44,13 +43,7 @@ from dpray.methods.private_prediction.prompts import (
 from dpray.methods.private_prediction.sections import sections_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.forecast import Work
-from dpray.runs.plan import (
-    Plan,
-    PublicCalls,
-    Reads,
-    TokenLimit,
-    is_within_epsilon,
-)
+from dpray.runs.plan import Plan, PublicCalls, Reads, TokenLimit, is_within_epsilon
 from dpray.types import InputError
 from dpray.workers.rows import Row
 
@@ -248,27 +241,29 @@ class PrivatePredictionPlan(Plan):
             schema=None if self.form is None else self.form.schema,
         )
 
-        def request(number: int, before: str) -> Request:
-            label = labels[number]
+        def request(number: int, written: Sequence[tuple[str, bool]]) -> Request:
+            label, section = labels[number], len(written)
             template = self.template.of_batch(label, str(number))
-            shown: Sequence[str] = template.examples(label, str(number))
+            before = template.joined(written)
             if codec is None:
+                shown = template.by_section(template.examples(label, str(number)))[section]
                 template = template.after(before)
             else:
                 room = context_of(engine, codec) - settings.document_tokens
-                shown = shown_examples(codec, template, label, str(number), room)
+                shown = shown_examples(codec, template, label, str(number), room)[section]
                 most = settings.document_tokens - settings.max_tokens
                 template = after_sections(codec, template, label, shown, before, most)
             prompt = template.public_prompt(label, shown)
             return Request(f"preview-{number}", prompt, sampling)
 
         return PublicCalls(
-            [request(number, "") for number in range(len(labels))],
+            [request(number, ()) for number in range(len(labels))],
             self.template.template.shows("user", "about"),
             settings.expected_batch_size,
             partial(self.template.released, form=self.form),
             settings.sections,
             request,
+            self.template.joined,
         )
 
     # What every plan answers
@@ -303,7 +298,7 @@ class PrivatePredictionPlan(Plan):
         ones at all."""
         return self.settings.candidates != "all" or self.settings.public_gate is not None
 
-    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Any]:
+    def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Engine]:
         row_tokens = self.settings.max_prompt_tokens + self.settings.document_tokens
         if self.memory is not None:
             row_tokens = self.memory.row_tokens

@@ -14,6 +14,7 @@ from dpray.engines.schema.schema import Form
 from dpray.engines.text import TextCodec, whole_sentences
 from dpray.io.public_files import FewShot, check_public, read_few_shot, read_terms
 from dpray.io.template_file import About, Template, TextKey, read_template
+from dpray.methods.private_prediction.sections import sections_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.types import InputError, Prompt
 
@@ -36,13 +37,14 @@ TEXTS = {
 @dataclass(frozen=True)
 class PromptTemplate:
     """A template, with the public texts and the released terms that its prompts show. `written` is
-    what there is of a document; in a plan of several sections `STAND_IN` stands for it."""
+    what there is of a document; in a plan of several `sections` `STAND_IN` stands for it."""
 
     template: Template
     few_shot: FewShot = field(default_factory=FewShot, compare=False)
     sequences: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict, compare=False)
     terms: str = field(default="", compare=False)
     written: str = field(default="", compare=False)
+    sections: int = 1
 
     def of_batch(self, label: str, batch: str) -> PromptTemplate:
         """Return the template of a batch, with one of its label's `sequences` as `terms`, the same
@@ -79,6 +81,11 @@ class PromptTemplate:
         if not (shown := self.few_shot.shown):
             return []
         return random.Random(batch).sample(self.few_shot.of_label(label), shown)
+
+    def by_section(self, examples: Sequence[str]) -> list[list[str]]:
+        """Return the examples of each section's prompts: this section of every public text."""
+        cut = [sections_of(each, self.sections) for each in examples]
+        return [[each[number] for each in cut] for number in range(self.sections)]
 
     def private_prompt(self, text: str, label: str, examples: Sequence[str] = ()) -> Prompt:
         """Make the prompt with a private text."""
@@ -133,7 +140,7 @@ def template_of(config: Config, settings: PrivatePredictionSettings) -> PromptTe
             raise template.template.fault(
                 f"{what}; add it, or set method.sections to 1", *_requests(template.template)[-1:]
             )
-        template = template.after(STAND_IN)
+        template = replace(template.after(STAND_IN), sections=settings.sections)
     return template.showing(read_terms(settings.terms, config.data.label_names, config.data.path))
 
 
@@ -151,13 +158,16 @@ def load_template(
 
 def shown_examples(
     engine: Engine | TextCodec, template: PromptTemplate, label: str, batch: str, room: int
-) -> Sequence[str]:
-    """Return the public texts that the prompts of a batch show: fewer than were drawn if the
-    prompt would take more than half of `room` without its private text."""
+) -> list[list[str]]:
+    """Return the public texts that the prompts of a batch show, for each section: fewer than were
+    drawn if a section's prompt would take more than half of `room` without its private text."""
     examples = template.examples(label, batch)
-    while examples and 2 * len(frame(engine, template, label, examples)) > room:
+    while True:
+        shown = template.by_section(examples)
+        longest = max(len(frame(engine, template, label, each)) for each in shown)
+        if not examples or 2 * longest <= room:
+            return shown
         examples.pop()
-    return examples
 
 
 def encode_private(
@@ -212,16 +222,16 @@ def after_sections(
 def check_shown(engine: Engine, template: PromptTemplate, label: str, room: int) -> None:
     """Raise InputError if a private text does not reach the model: public words in its place, whole
     and cut to nothing, have to make different prompts."""
-    examples = shown_examples(engine, template, label, "", room)
-    prompts = {
-        encode_private(engine, template, text, label, examples, room) for text in PUBLIC_TEXTS
-    }
-    if len(prompts) < len(PUBLIC_TEXTS):
-        raise InputError(
-            f"engine.max_model_len: the prompt leaves no room for a private text in the {room} "
-            "tokens that method.max_tokens leaves of the context, or the model's tokenizer does "
-            "not tell one text from another"
-        )
+    for examples in shown_examples(engine, template, label, "", room):
+        prompts = {
+            encode_private(engine, template, text, label, examples, room) for text in PUBLIC_TEXTS
+        }
+        if len(prompts) < len(PUBLIC_TEXTS):
+            raise InputError(
+                f"engine.max_model_len: the prompt leaves no room for a private text in the {room} "
+                "tokens that method.max_tokens leaves of the context, or the model's tokenizer "
+                "does not tell one text from another"
+            )
 
 
 def frame(

@@ -65,7 +65,11 @@ class PrivatePredictionSettings(TextSettings):
         description="poisson: the number of texts that are decoded; null: max_records, or what "
         "epsilon pays for, whichever is less",
     )
-    clip: Clip = Field("recentred", description="Eq. 1, or differences to the public logits")
+    clip: Clip = Field(
+        "recentred",
+        description="how the logits of a private prompt are bounded; recentred: Eq. 1, all others "
+        "are in docs/privacy.md, section 2.1",
+    )
     # Beyond it the sum of half a million rows would not be exact (docs/privacy.md, section 2.2).
     clip_bound: float = Field(10.0, ge=SMALLEST, le=1000.0, description="c")
     temperature: Positive = Field(2.0, description="tau")

@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import numpy as np
 
 from dpray.engines.finite_rows import highest
-from dpray.extras import Late
+from dpray.extras import torch
 from dpray.methods.private_prediction.logits import (
     EXP_GRID,
     GRID,
@@ -33,13 +33,8 @@ from dpray.methods.private_prediction.logits import (
     sample_softmax,
 )
 
-# Imported late: a plan holds a mechanism and needs no torch.
 if TYPE_CHECKING:
-    import torch
-
     from dpray.methods.private_prediction.mechanism import PrivateToken
-else:
-    torch = Late("torch")
 
 
 GROUP_TILE = 2**22
@@ -216,6 +211,8 @@ class Step:
                 found_GK = recentred_sums(self.rows, columns_K, clip_bound)
             case "dclip":
                 found_GK = dclip_sums(self.rows, self.log_public_GK, columns_K, clip_bound)
+            case _:
+                assert_never(self.mechanism.clip)
         return self._with_parts(found_GK, [each.added and each.added[0] for each in self.groups])
 
     @cached_property

@@ -14,26 +14,21 @@ Shapes: S private rows of a group, V vocabulary, A the tokens that the schema al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dpray.engines.base import HostSync, Selected, Selection
 from dpray.engines.schema.forms import open_mask
 from dpray.engines.schema.token_mask import TokenMask
-from dpray.extras import Late
+from dpray.extras import torch
 from dpray.mechanisms.randomness import generator
 from dpray.methods.private_prediction.logits import CopyFilter
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.step import Coins, Group, Step, Sums, draw
-
-# Imported late: a plan holds a `PrivateToken` and needs no torch.
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = Late("torch")
+from dpray.types import Json, ReadOnlyJson
 
 
 @lru_cache(maxsize=16)
@@ -62,13 +57,13 @@ class PrivateTokenSelector:
 
     def __init__(
         self,
-        mechanism: Mapping[str, Any],
+        mechanism: ReadOnlyJson,
         key: str,
         t: int = 0,
         noisy_threshold: float | None = None,
         prompt: Sequence[int] = (),
         longest_copy: int | None = None,
-        form: Mapping[str, Any] | None = None,
+        form: ReadOnlyJson | None = None,
     ) -> None:
         self.mechanism = _mechanism(**mechanism)
         self.rng = generator(key)
@@ -79,7 +74,7 @@ class PrivateTokenSelector:
         self.mask: TokenMask | None = None
         # The sums of the rows of this position that came in parts.
         self.added: Sums | None = None
-        self.if_sure: Mapping[str, Any] | None = None
+        self.if_sure: ReadOnlyJson | None = None
         self.noisy_threshold = noisy_threshold
         if self.mechanism.sparse_vector is not None and noisy_threshold is None:
             self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)  # line 4
@@ -184,7 +179,7 @@ class PrivateTokenSelector:
             self.copies.add(token)
         return token
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         return {
             "t": self.t,
             "public_tokens": self.public_tokens,

@@ -6,8 +6,6 @@ differently. A run that is interrupted before clusters again, because topics are
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dpray.io.languages import topic_words
@@ -18,6 +16,7 @@ from dpray.methods.topics.algorithm import PublicTopics, sequences
 from dpray.methods.topics.plan import TopicsPlan
 from dpray.runs.privacy_report import MethodPart, TopicCounts
 from dpray.runs.session import Release, Session
+from dpray.types import Json
 from dpray.workers.shards import Shards, Voters, embedded, noisy_votes
 
 TopicsSession = Session[TopicsPlan]
@@ -41,7 +40,7 @@ def release(session: TopicsSession) -> Release:
     return Release(records, report(session, found))
 
 
-def measured(session: TopicsSession) -> dict[str, Any]:
+def measured(session: TopicsSession) -> Json:
     """Return the published measurement: the topics' `words`, and for each label and topic the
     number of `public` texts and the `noisy` count of private records."""
     if (found := session.published("topics")) is not None:
@@ -58,7 +57,7 @@ def measured(session: TopicsSession) -> dict[str, Any]:
         return session.publish_once("topics", histogram, plan, voters, topics)
 
 
-def histogram(plan: TopicsPlan, voters: Shards[Voters], topics: PublicTopics) -> dict[str, Any]:
+def histogram(plan: TopicsPlan, voters: Shards[Voters], topics: PublicTopics) -> Json:
     """Count the private records of each label and topic, with noise."""
     noisy = noisy_votes(voters, plan.votes, dict.fromkeys(plan.proportions, topics.means))
     none_T = np.zeros(len(topics.words), dtype=np.int64)
@@ -69,7 +68,7 @@ def histogram(plan: TopicsPlan, voters: Shards[Voters], topics: PublicTopics) ->
     }
 
 
-def report(session: TopicsSession, found: dict[str, Any]) -> MethodPart:
+def report(session: TopicsSession, found: Json) -> MethodPart:
     plan = session.plan
     return MethodPart(
         llm_calls=0,

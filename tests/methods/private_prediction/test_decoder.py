@@ -16,19 +16,14 @@ import pytest
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
-from dpray.engines.base import (
-    DeviceLost,
-    Following,
-    LockstepGroup,
-    LockstepResult,
-    nothing_follows,
-)
+from dpray.engines.base import DeviceLost, Following, LockstepGroup, LockstepResult, nothing_follows
 from dpray.engines.row_variation import POSITIONS
 from dpray.io.public_files import FewShot
 from dpray.io.template_file import Template
 from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.config import parse_config
+from dpray.methods.private_prediction.affordable import longest_frame
 from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.private_prediction.prompts import PromptTemplate, encode_private, shown_examples
 from dpray.methods.registry import make_plan
@@ -321,8 +316,24 @@ def test_public_examples_leave_half_of_the_room_to_the_private_text(room: int, s
         Template({"user": "Like {examples}{text}", "example": "{example} "}), few_shot=few_shot
     )
     engine: Any = ByWord()
-    examples = shown_examples(engine, template, "", "0/0", room)
+    [examples] = shown_examples(engine, template, "", "0/0", room)
     assert len(examples) == shown
     assert examples == template.examples("", "0/0")[:shown]
     tokens = encode_private(engine, template, "word " * 100, "", examples, room)
     assert len(tokens) == room
+
+
+@pytest.mark.parametrize(("room", "shown"), [(17, 2), (10, 2), (9, 1), (6, 1), (5, 0)])
+def test_examples_are_measured_by_the_section_that_a_prompt_shows(room: int, shown: int) -> None:
+    """A text of four words in two sections takes two tokens of a prompt, not four."""
+    few_shot = FewShot({None: ["One two. Three four.", "Five six. Seven eight."]}, 2)
+    template = PromptTemplate(
+        Template({"user": "Like {examples}{text}", "example": "{example} "}),
+        few_shot=few_shot,
+        sections=2,
+    )
+    engine: Any = ByWord()
+    first, second = shown_examples(engine, template, "", "0/0", room)
+    whole = template.examples("", "0/0")[:shown]
+    assert [f"{one} {two}" for one, two in zip(first, second, strict=True)] == whole
+    assert longest_frame(template, [""], engine, room + 1, 1) == 1 + 2 * shown

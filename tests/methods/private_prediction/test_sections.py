@@ -124,9 +124,12 @@ def as_many_sections_as_a_record(decoder: BatchDecoder, texts: list[str]) -> Bat
     """Let the record with most lines say how many sections all records have."""
     settings = decoder.plan.settings
     most = max((len(text.splitlines()) for text in texts), default=1)
-    changed = settings.model_copy(update={"sections": max(most, settings.sections)})
+    number = max(most, settings.sections)
+    changed = settings.model_copy(update={"sections": number})
+    template = replace(decoder.plan.template, sections=number)
+    plan = replace(decoder.plan, settings=changed, template=template)
     other = object.__new__(BatchDecoder)
-    other.__dict__ |= vars(decoder) | {"plan": replace(decoder.plan, settings=changed)}
+    other.__dict__ |= vars(decoder) | {"plan": plan}
     return other._encoded("0/0", texts)
 
 

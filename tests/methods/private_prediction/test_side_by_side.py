@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpray.engines.base import (
-    Failed,
-    HostSync,
-    Selected,
-    Selection,
-    select_token,
-    select_tokens,
-)
+from dpray.engines.base import Failed, HostSync, Selected, Selection, select_token, select_tokens
 from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.methods.private_prediction.logits import sample_softmax

@@ -128,7 +128,7 @@ class PerExampleLoss(nn.Module):
         self.model = model
         self.precision, self.two_passes = precision, two_passes
         self.ghost = GhostNorms(model)
-        config: Any = getattr(model, "config", None)
+        config = getattr(model, "config", None)
         most = (
             getattr(config.get_text_config(), "max_position_embeddings", None) if config else None
         )
@@ -288,7 +288,7 @@ def _round_weight_once(module: nn.Module) -> None:
     forward, kept = module.forward, list[torch.Tensor]()
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
-        weight: Any = module.weight
+        weight = module.weight
         if not torch.is_autocast_enabled(x.device.type) or hasattr(weight, "ds_id"):
             result: torch.Tensor = forward(x)
             return result

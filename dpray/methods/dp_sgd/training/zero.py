@@ -137,7 +137,7 @@ class ZeroTrainer(ReferenceTrainer):
         """Have the optimizer add the noise right before it makes a step in `update`. Under stage 3
         the engine hands it this rank's partitions one by one, each with a step of its own."""
 
-        def add(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        def add(optimizer: Optimizer, args: object, kwargs: object) -> None:
             self._noise.add_to(optimizer)
 
         self._hook = self._optimizer.register_step_pre_hook(add)

@@ -17,11 +17,7 @@ from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer, Training, train_here
 from dpray.types import DprayError, InputError
-from tests.methods.dp_sgd.training.tiny_gradients import (
-    flat,
-    gpt2,
-    texts,
-)
+from tests.methods.dp_sgd.training.tiny_gradients import flat, gpt2, texts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
