@@ -28,7 +28,7 @@ TITLES = {
     "steps": "Sums of clipped gradients, against gradients of one text at a time (small models)",
     "zero": "Four steps under DeepSpeed's ZeRO (torchrun, no Ray), against those of one process",
     "votes": "Votes of private records (Aug-PE)",
-    "lockstep": "Private decoding in the transformers engine, and plain sampling of the same group",
+    "lockstep": "Private decoding in the transformers engine, and plain sampling of the groups",
     "vllm": "Private decoding in vLLM, and plain sampling of the same groups",
     "speed": "DP-SGD's micro-batches of texts of 128 tokens, beside plain training and Opacus",
 }

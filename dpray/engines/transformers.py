@@ -1,30 +1,29 @@
-"""The transformers engine decodes one group at a time, on a CPU or a GPU.
+"""The transformers engine decodes groups on a CPU, one at a time, or on a GPU, side by side.
 
-A model computes several rows in a pass, and a public row by itself.
+A model computes several rows in a pass, and a public row by itself. On a GPU passes have a fixed
+shape and are replayed (`dpray.engines.lanes`). On a CPU there is nothing to replay, and memory for
+the longest rows is dear: passes grow with their text there.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
 import gc
-import inspect
 import math
 import secrets
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
-from transformers.cache_utils import DynamicLayer
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Completion,
     EngineError,
+    Failed,
     Following,
     LockstepGroup,
     LockstepResult,
@@ -36,142 +35,31 @@ from dpray.engines.base import (
     failure_name,
     nothing_follows,
     select_token,
+    select_tokens,
     selector_error,
 )
-from dpray.engines.finite_rows import FiniteRows, highest
-from dpray.engines.float32 import without_tf32
+from dpray.engines.finite_rows import highest, remember_together
+from dpray.engines.fixed_pass import Capture, as_graph
 from dpray.engines.kv_cache import CHOICE, CHOICE_OF_LOGIT, bytes_per_token, cpu_cache_bytes
+from dpray.engines.lanes import Lanes, Text, lanes_for
 from dpray.engines.model_path import resolve_model
+from dpray.engines.passes import (
+    Rows,
+    TokenIds,
+    advance,
+    left_padded,
+    load_model,
+    prefill,
+    readable,
+)
 from dpray.engines.schema.token_mask import TokenMask
-from dpray.engines.text import TextCodec, readable_tokens
-from dpray.engines.weights import load_whole
-from dpray.types import InputError
+from dpray.engines.text import TextCodec
 
-TOKENS_KEPT = 8192
-"""The most tokens of prompts whose prefills `PublicPass` keeps. A document's later sections have
-prompts that never come again."""
+MOST_LANES = 8
+"""The most groups that a GPU decodes side by side. With more rows a pass is no faster for each."""
 
-TokenIds = tuple[tuple[int, ...], ...]
-"""It has the token ids of several prompts."""
-
-
-def load_model(folder: str, dtype: str, device: torch.device) -> Any:
-    """Load the model in evaluation mode. Raises InputError if its weights are not those of its
-    configuration, EngineError if it cannot be loaded."""
-    without_tf32()
-    try:
-        loaded = load_whole(folder, dtype)
-    except InputError:
-        raise
-    except Exception as error:  # damaged files raise errors of many classes
-        raise EngineError(f"cannot load {folder} ({type(error).__name__})") from error
-    return loaded.to(device).eval()
-
-
-def left_padded(
-    prompts: Sequence[tuple[int, ...]], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and attention mask, both of shape (rows, longest prompt)."""
-    longest = max(map(len, prompts))
-    ids = torch.zeros(len(prompts), longest, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
-    return ids.to(device), mask.to(device)
-
-
-@dataclass
-class Rows:
-    """Rows after their prompts: KV cache, attention mask, and first logits, float32, shape
-    (rows, V)."""
-
-    cache: Any
-    mask: torch.Tensor
-    logits: torch.Tensor
-
-    def rewind(self) -> None:
-        """Forget the tokens after the prompts."""
-        self.cache.crop(-(self.cache.get_seq_length() - self.mask.shape[1]))
-
-    @property
-    def can_rewind(self) -> bool:
-        return all(type(layer) is DynamicLayer for layer in self.cache.layers)
-
-
-@functools.cache
-def cache_argument(model: type) -> str:
-    """Return the name by which a model takes its KV cache.
-
-    transformers 5.24 calls it `cache`, and 5.40 will refuse `past_key_values`, its older name.
-    """
-    parameters = inspect.signature(model.forward).parameters  # type: ignore[attr-defined]
-    return "cache" if "cache" in parameters else "past_key_values"
-
-
-def readable(model: Any) -> int:
-    """Return the number of tokens that the model has embeddings for; logits are cut to these."""
-    embedded: int = model.get_input_embeddings().weight.shape[0]
-    return min(embedded, readable_tokens(model.config.get_text_config()))
-
-
-@torch.inference_mode()
-def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device) -> Rows:
-    """Compute the prompts' rows in one forward pass."""
-    ids, mask = left_padded(prompts, device)
-    cache = DynamicCache(config=model.config)
-    output = model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        logits_to_keep=1,
-        **{cache_argument(model.__class__): cache},
-    )
-    return Rows(cache, mask, output.logits[:, -1, : readable(model)].float())
-
-
-@torch.inference_mode()
-def advance(model: Any, rows: Rows, tokens: Sequence[int]) -> torch.Tensor:
-    """Compute the rows' logits after `tokens`, the same for all; only the last token is new."""
-    count = rows.mask.shape[0]
-    grown = rows.mask.new_ones(count, len(tokens))
-    output = model(
-        input_ids=rows.mask.new_full((count, 1), tokens[-1]),
-        attention_mask=torch.cat([rows.mask, grown], dim=1),
-        position_ids=rows.mask.sum(1, keepdim=True) + len(tokens) - 1,
-        **{cache_argument(model.__class__): rows.cache},
-    )
-    logits: torch.Tensor = output.logits[:, -1, : readable(model)].float()
-    return logits
-
-
-class PublicPass:
-    """Computes the logits of public prompts in forward passes that hold one row each.
-
-    The shape of such a pass is a function of the prompt and of the tokens drawn so far, which are
-    public. So the logits are too, to the last bit: a set of candidates cut out by them is the same
-    whatever else is in the batch, and so is the public gate's answer. In a pass shared with private
-    rows the last bits move with these rows, and a token at the edge of the set flips in or out: a
-    loss without bound.
-    Proof: docs/privacy.md, sections 2.4 and 2.9.
-    """
-
-    def __init__(self, model: object, device: torch.device) -> None:
-        self._model, self._device = model, device
-        self._prompts: dict[tuple[int, ...], Rows] = {}
-
-    def start(self, prompt: tuple[int, ...]) -> Rows:
-        """Return the prompt's row, a copy of a prefill that is kept for the next text."""
-        if prompt not in self._prompts:
-            while self._prompts and sum(map(len, self._prompts)) + len(prompt) > TOKENS_KEPT:
-                del self._prompts[next(iter(self._prompts))]
-            self._prompts[prompt] = prefill(self._model, [prompt], self._device)
-        return copy.deepcopy(self._prompts[prompt])
-
-    def logits(self, row: Rows, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the next token's logits after `tokens`, float32, shape (V,). Call it once at every
-        position, in order."""
-        return advance(self._model, row, tokens)[0] if tokens else row.logits[0]
+COLUMNS = 64
+"""The tokens of a lane's row are a multiple of this: kernels of attention read masks so."""
 
 
 class AllowedTokens(LogitsProcessor):
@@ -207,10 +95,13 @@ class TransformersEngine(TextCodec):
     model at a time. A group's public row goes through by itself, so that its logits are a function
     of public values (see `PublicPass`).
 
+    `group` has the rows of a group of usual size, the public one included, and the most tokens of
+    each. These are public, and so are the passes in which up to `lanes` groups are decoded side by
+    side: by default several on a GPU, and none on a CPU. `capture` makes what repeats such a pass.
+
     Rows keep their KV cache while `rows_at_once` allows it: on a CPU `engine.kv_cache_gib`, which
-    defaults to what `group` needs (the rows of a typical group, and the tokens of each), on a GPU
-    what `engine.gpu_memory_utilization` leaves next to the model. The other rows of a larger group
-    are computed again, in parts, for every token.
+    defaults to what `group` needs, on a GPU what `engine.gpu_memory_utilization` leaves next to the
+    model. The other rows of a larger group are computed again, in parts, for every token.
     """
 
     shares_public_pass = False
@@ -222,6 +113,8 @@ class TransformersEngine(TextCodec):
         device: str = "auto",
         max_rows: int = 256,
         group: tuple[int, int] = (0, 0),
+        lanes: int | None = None,
+        capture: Capture = as_graph,
     ) -> None:
         model = resolve_model(config.model)
         super().__init__(model, config.max_model_len)
@@ -238,6 +131,21 @@ class TransformersEngine(TextCodec):
         self._bytes_per_row = per_logit * self.readable
         self._cache_bytes = self._room(config, group[0] * group[1] * self._bytes_per_token)
         self._prefilled: tuple[TokenIds, list[Rows]] | None = None
+        most = (MOST_LANES if self._device.type == "cuda" else 0) if lanes is None else lanes
+        self._lanes = self._made_lanes(most, *group, capture) if most and group[0] > 1 else None
+
+    @torch.inference_mode()
+    def _made_lanes(self, most: int, rows: int, tokens: int, capture: Capture) -> Lanes | None:
+        """Make lanes of three quarters of the memory for KV caches, at most. What grows keeps the
+        rest. All of it is decided by public numbers."""
+        columns = -(-tokens // COLUMNS) * COLUMNS
+        held = self._growing_rows(columns)
+        count = min(most, (held - held // 4) // rows)
+        made = lanes_for(self._model, count, rows - 1, columns, capture) if count else None
+        if made is not None:
+            of_row = columns * self._bytes_per_token + self._bytes_per_row
+            self._cache_bytes -= count * rows * of_row
+        return made
 
     def _room(self, config: EngineConfig, needed: int) -> int:
         """Return the bytes that all KV caches may take."""
@@ -249,10 +157,16 @@ class TransformersEngine(TextCodec):
         return int(left * 0.75) - CHOICE
 
     def rows_at_once(self, tokens: int) -> int:
+        if self._lanes is not None and tokens <= self._lanes.columns:
+            return self._lanes.rows + 1
+        return self._growing_rows(tokens)
+
+    def _growing_rows(self, tokens: int) -> int:
+        """Return how many rows of `tokens` tokens each fit next to the lanes."""
         return max(2, self._cache_bytes // (tokens * self._bytes_per_token + self._bytes_per_row))
 
     def close(self) -> None:
-        self._model = self._prefilled = None
+        self._model = self._prefilled = self._lanes = None
         gc.collect()
 
     def generate(
@@ -338,60 +252,140 @@ class TransformersEngine(TextCodec):
         self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
     ) -> Generator[LockstepResult]:
         try:
-            for first in groups:
-                group: LockstepGroup | None = first
-                while group is not None:
-                    result = self._decoded(group)
-                    group = following(result)
-                    yield result
+            if self._lanes is not None:
+                yield from self._side_by_side(self._lanes, iter(groups), following)
+            for group in groups if self._lanes is None else ():
+                yield from self._one_by_one(group, following)
         finally:
             self._prefilled = None
 
-    def _decoded(self, group: LockstepGroup) -> LockstepResult:
-        try:
-            return self._decode_group(group)
-        except EngineError:
-            raise
-        except Exception as error:  # its message may quote a prompt
-            raise engine_error("the model failed in a step", error) from None
+    def _one_by_one(self, first: LockstepGroup, following: Following) -> Generator[LockstepResult]:
+        group: LockstepGroup | None = first
+        while group is not None:
+            with _computing():
+                result = self._decoded(group)
+            group = following(result)
+            yield result
+
+    def _side_by_side(
+        self, lanes: Lanes, groups: Iterator[LockstepGroup], following: Following
+    ) -> Generator[LockstepResult]:
+        """Decode a group in each lane. One whose public row is too long is decoded by itself, while
+        the others wait."""
+        texts: dict[int, Text] = {}
+        while True:
+            for lane in range(lanes.count):
+                while lane not in texts and (group := next(groups, None)) is not None:
+                    if lanes.holds(group):
+                        texts[lane] = self._begun(lanes, lane, group)
+                    else:
+                        yield from self._one_by_one(group, following)
+            if not texts:
+                return
+            self._draw_tokens(lanes, texts)
+            for lane, text in list(texts.items()):
+                if not text.is_over:
+                    continue
+                del texts[lane]
+                result = self._result(text)
+                after = following(result)
+                if after is not None and lanes.holds(after):
+                    texts[lane] = self._begun(lanes, lane, after)
+                yield result
+                if after is not None and lane not in texts:
+                    yield from self._one_by_one(after, following)
 
     @torch.inference_mode()
-    def _decode_group(self, group: LockstepGroup) -> LockstepResult:
+    def _begun(self, lanes: Lanes, lane: int, group: LockstepGroup) -> Text:
+        with _computing():
+            longest = max(map(len, group.prompts))
+            self.check_length(longest, group.max_tokens)
+            kept, rest = lanes.split(group)
+            size = min(self._max_rows, self._growing_rows(longest + group.max_tokens))
+            parts = [rest[i : i + size] for i in range(0, len(rest), size)]
+            text = self._text(group, kept, parts)
+            lanes.start(lane, kept, group.public_prompt, self._max_rows)
+        return text
+
+    @torch.inference_mode()
+    def _draw_tokens(self, lanes: Lanes, texts: dict[int, Text]) -> None:
+        """Draw the next token of each text that is not over, all of them in one call."""
+        texts = {lane: text for lane, text in texts.items() if not text.is_over}
+        with _computing():
+            lanes.step(texts)
+            for lane, text in texts.items():
+                self._add_parts(text, lanes.public.logits[lane])
+            logits_NV = lanes.private.logits
+            rows_G = [lanes.rows_of(lane, text.kept) for lane, text in texts.items()]
+            with _selecting():
+                highest_N = highest(logits_NV)
+                highest_GS = remember_together(
+                    [text.finite for text in texts.values()], [highest_N[rows] for rows in rows_G]
+                )
+                each = zip(texts.items(), rows_G, highest_GS, strict=True)
+                ends = select_tokens(
+                    [
+                        text.selector.select(logits_NV[rows], highest_S, lanes.public.logits[lane])
+                        for (lane, text), rows, highest_S in each
+                    ]
+                )
+            for text, end in zip(texts.values(), ends, strict=True):
+                if isinstance(end, Failed):
+                    raise selector_error(failure_name(end.error)) from end.error
+                self._note(text, end.token)
+
+    @torch.inference_mode()
+    def _decoded(self, group: LockstepGroup) -> LockstepResult:
         self.check_length(max(map(len, group.prompts)), group.max_tokens)
-        with _selecting():
-            selector = group.selector.build()
-        kept, parts = self._split(group)
-        rows = self._prefill(kept, group.public_prompt)
-        finite = FiniteRows(len(group.private_prompts), self._device)
+        text = self._text(group, *self._split(group))
+        rows = self._prefill(text.kept, group.public_prompt)
         logits = [part.logits for part in rows]
-        tokens: list[int] = []
-        token: int | None = None
-        while not self.is_over(group, tokens):
-            if tokens:
-                logits = [advance(self._model, part, tokens) for part in rows]
+        while not text.is_over:
+            if text.tokens:
+                logits = [advance(self._model, part, text.tokens) for part in rows]
             *private, public = logits
-            done = len(kept)
-            for part in parts:
-                longer = [(*prompt, *tokens) for prompt in part]
-                added = prefill(self._model, longer, self._device).logits
-                with _selecting():
-                    its_rows = slice(done, done := done + len(part))
-                    highest_S = finite.remember(highest(added), its_rows)
-                    selector.add(added, highest_S, public[0])
+            self._add_parts(text, public[0])
             with _selecting():
                 private_SV = torch.cat([*private, public[:0]])
-                highest_S = finite.remember(highest(private_SV), slice(len(kept)))
-                token = select_token(selector, private_SV, public[0], highest_S)
-            if token is None:
-                break
-            tokens.append(token)
-        return self.result(group, tokens, token is None, selector.state())
+                highest_S = text.finite.remember(highest(private_SV))
+                token = select_token(text.selector, private_SV, public[0], highest_S)
+            self._note(text, token)
+        return self._result(text)
+
+    def _text(self, group: LockstepGroup, kept: TokenIds, parts: Sequence[TokenIds]) -> Text:
+        with _selecting():
+            selector = group.selector.build()
+        text = Text(group, selector, kept, parts, self._device)
+        text.is_over = self.is_over(group, [])
+        return text
+
+    def _add_parts(self, text: Text, public_V: torch.Tensor) -> None:
+        """Compute the rows that are not kept, and add them up."""
+        done = 0
+        for part in text.parts:
+            longer = [(*prompt, *text.tokens) for prompt in part]
+            added = prefill(self._model, longer, self._device).logits
+            with _selecting():
+                its_rows = slice(done, done := done + len(part))
+                highest_S = text.finite_parts.remember(highest(added), its_rows)
+                text.selector.add(added, highest_S, public_V)
+
+    def _note(self, text: Text, token: int | None) -> None:
+        if token is None:
+            text.is_over = text.is_exhausted = True
+            return
+        text.tokens.append(token)
+        text.is_over = self.is_over(text.group, text.tokens)
+
+    def _result(self, text: Text) -> LockstepResult:
+        state = text.selector.state()
+        return self.result(text.group, text.tokens, text.is_exhausted, state)
 
     def _split(self, group: LockstepGroup) -> tuple[TokenIds, list[TokenIds]]:
         """Return the private prompts whose rows keep their KV cache, and the parts in which the
         others are computed for every token; the cache of one part fits next to the kept ones."""
         private = group.private_prompts
-        held = self.rows_at_once(max(map(len, group.prompts)) + group.max_tokens) - 1
+        held = self._growing_rows(max(map(len, group.prompts)) + group.max_tokens) - 1
         if len(private) <= held:
             return private, []
         size = min(self._max_rows, max(1, held // 4))
@@ -420,3 +414,13 @@ def _selecting() -> Iterator[None]:
         yield
     except Exception as error:
         raise selector_error(failure_name(error)) from error
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:  # its message may quote a prompt
+        raise engine_error("the model failed in a step", error) from None

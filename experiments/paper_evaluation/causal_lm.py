@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dpray.engines.base import EngineError
 from dpray.engines.model_path import resolve_model
-from dpray.engines.transformers import cache_argument
+from dpray.engines.passes import cache_argument
 from dpray.types import InputError
 
 Ids = tuple[int, ...]

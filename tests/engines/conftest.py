@@ -30,7 +30,21 @@ def transformers_engine(model_folder: str) -> Iterator[Any]:
     engine.close()
 
 
-@pytest.fixture(params=["transformers", pytest.param("vllm", marks=pytest.mark.slow)])
+@pytest.fixture(scope="session")
+def lanes_engine(model_folder: str) -> Iterator[Any]:
+    engine = TransformersEngine(
+        EngineConfig(model=model_folder),
+        device="cpu",
+        max_rows=5,
+        group=(25, 192),
+        lanes=3,
+        capture=lambda compute: compute,
+    )
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(params=["transformers", "lanes", pytest.param("vllm", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest) -> Engine:
     found: Engine = request.getfixturevalue(f"{request.param}_engine")
     return found

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpray.engines.embedder import SentenceTransformerEmbedder
-from dpray.engines.transformers import load_model
+from dpray.engines.passes import load_model
 from dpray.methods.dp_sgd.training.model import load_loss
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 

@@ -14,8 +14,8 @@ import torch
 
 from dpray.engines.base import EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.engines.passes import load_model
 from dpray.engines.text import TextCodec
-from dpray.engines.transformers import load_model
 from dpray.types import InputError
 
 PACKAGE = Path(__file__).parents[2] / "dpray"

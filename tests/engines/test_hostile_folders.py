@@ -13,8 +13,8 @@ import torch
 
 from dpray.engines.base import EngineError
 from dpray.engines.model_path import resolve_model
+from dpray.engines.passes import load_model
 from dpray.engines.text import TextCodec
-from dpray.engines.transformers import load_model
 from dpray.types import InputError
 from tests.engines.test_adapters import renamed, with_adapters
 

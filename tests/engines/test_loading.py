@@ -15,7 +15,7 @@ from dpray.engines import transformers
 from dpray.engines.base import EngineError
 from dpray.engines.kv_cache import GIB, bytes_per_token, choice_bytes
 from dpray.engines.model_path import resolve_model
-from dpray.engines.transformers import cache_argument
+from dpray.engines.passes import cache_argument
 from dpray.types import InputError
 from dpray.workers.engine import build_engine
 

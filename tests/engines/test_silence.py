@@ -12,8 +12,8 @@ from transformers import BigBirdConfig, BigBirdModel
 from transformers.utils import logging as levels
 
 from dpray.engines.embedder import SentenceTransformerEmbedder
+from dpray.engines.passes import load_model
 from dpray.engines.text import TextCodec
-from dpray.engines.transformers import load_model
 from dpray.methods.dp_sgd.training.model import load_loss
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from dpray.engines.base import EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder, locate_embedder
 from dpray.engines.model_path import resolve_model
-from dpray.engines.transformers import load_model
+from dpray.engines.passes import load_model
 from dpray.engines.weights import check_weights
 from dpray.methods.dp_sgd.training.model import load_loss
 from dpray.methods.dp_sgd.training.settings import TrainingSettings

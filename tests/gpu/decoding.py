@@ -18,8 +18,10 @@ import torch
 from benchmarks.bench_lockstep import DCLIP, SHAPES, WAYS, fill_vocabulary, made_up
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, PlainPrompt, Sampling
+from dpray.engines.fixed_pass import Capture, as_graph
+from dpray.engines.passes import advance, load_model, prefill
 from dpray.engines.row_variation import row_variation
-from dpray.engines.transformers import TransformersEngine, advance, load_model, prefill
+from dpray.engines.transformers import TransformersEngine
 from tests.engines.tiny_model import make_model
 
 Row = dict[str, Any]
@@ -35,6 +37,14 @@ PROBES = (
 CHUNKS = (5, 16)
 ONE_BILLION = SHAPES["llama-1b"] | {"context": 512, "spread": 0.05, "dtype": torch.bfloat16}
 TINY = {"context": 256}
+LONGEST = 128
+"""The tokens of a prompt that is made up, and some more."""
+PASSES: dict[str, Capture | None] = {
+    "growing": None,
+    "fixed": lambda compute: compute,
+    "CUDA graphs": as_graph,
+}
+WAYS_MEASURED = ("recentred", "dclip", "dclip, top_k_plus")
 
 
 @contextmanager
@@ -52,7 +62,7 @@ def rows(small: bool) -> Iterator[Row]:
     """Measure how far a row's logits move with the rows beside it (`row_variation`)."""
     beside = 9 if small else 64
     with random_model(small, 512 if small else 49_152) as folder:
-        for dtype in DTYPES:
+        for dtype in DTYPES[:1] if small else DTYPES:
             engine = TransformersEngine(config(folder, dtype))
             change = row_variation(engine, beside)
             engine.close()
@@ -93,8 +103,8 @@ def vllm(small: bool) -> Iterator[Row]:
     tokens, groups = (4, 1) if small else (32, 4)
     for vocabulary in (512,) if small else (49_152, 128_256):
         with random_model(small, vocabulary) as folder:
-            for kernels in ("invariant", "ordinary"):
-                sizes = (4, 8) if small else (16, 64)
+            for kernels in ("ordinary",) if small else ("invariant", "ordinary"):
+                sizes = (4,) if small else (16, 64)
                 for row in printed("lockstep_driver", folder, kernels, tokens, groups, *sizes):
                     yield {"vocabulary": vocabulary} | row
 
@@ -104,7 +114,7 @@ def places(small: bool) -> Iterator[Row]:
     and next to two sets of them. Passes of several public rows would be exact if nothing moved."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with random_model(small, 512 if small else 49_152) as folder:
-        for dtype in DTYPES:
+        for dtype in DTYPES[:1] if small else DTYPES:
             model = load_model(folder, dtype, device)
             ids = torch.randint(5, 500, (33, 40), generator=torch.Generator().manual_seed(0))
             row, *others = (tuple(prompt) for prompt in ids.tolist())
@@ -139,7 +149,7 @@ def chunks(small: bool) -> Iterator[Row]:
     tokens from the same coins, and the logits after its prompts."""
     size, tokens = (12, 6) if small else (65, 16)
     with random_model(small, 512 if small else 49_152) as folder:
-        for dtype in DTYPES:
+        for dtype in DTYPES[:1] if small else DTYPES:
             whole = TransformersEngine(config(folder, dtype))
             [group] = made_up(whole, 1, size, tokens, DCLIP)
             drawn = tokens_of(whole, group)
@@ -160,37 +170,86 @@ def chunks(small: bool) -> Iterator[Row]:
 
 
 def lockstep(small: bool) -> Iterator[Row]:
-    """Measure private decoding beside plain sampling of the same requests, a group of s private
-    rows and a public one at a time, in tokens of all rows a second."""
-    tokens, groups = (4, 1) if small else (32, 2)
-    for vocabulary in (512, 1024) if small else (49_152, 128_256):
+    """Measure private decoding beside plain sampling of the same requests, in tokens of all rows a
+    second: a group of s private rows and a public one at a time, and groups side by side, in passes
+    of fixed shape, which a GPU starts kernel by kernel or as CUDA graphs."""
+    tokens, groups = (4, 2) if small else (32, 8)
+    for vocabulary in (512,) if small else (49_152, 128_256):
         with random_model(small, vocabulary) as folder:
-            engine = TransformersEngine(config(folder, "float32" if small else "bfloat16"))
-            for s in (4, 8) if small else (16, 64):
-                requests = made_up(engine, groups + 1, s + 1, tokens, {})
-                plain = speed(lambda group, engine=engine: sampled(engine, group), requests)
-                yield {"vocabulary": vocabulary, "s": s, "way": "plain", "tokens a second": plain}
-                for way in ("recentred", "dclip", "dclip, top_k_plus"):
-                    requests = made_up(engine, groups + 1, s + 1, tokens, WAYS[way])
-                    private = speed(
-                        lambda group, engine=engine: len(tokens_of(engine, group)), requests
-                    )
-                    yield {
-                        "vocabulary": vocabulary,
-                        "s": s,
-                        "way": way,
-                        "tokens a second": private,
-                        "of plain": private / plain,
-                    }
-            engine.close()
+            for s in (4,) if small else (16, 64):
+                for passes, capture in PASSES.items():
+                    if capture is as_graph and not torch.cuda.is_available():
+                        continue
+                    number = groups if capture else min(2, groups)
+                    row = {"vocabulary": vocabulary, "s": s, "passes": passes, "groups": number}
+                    for found in of_passes(folder, small, s, tokens, number, capture):
+                        yield row | found
 
 
-def speed(decode: Any, requests: list[LockstepGroup]) -> float:
-    """Return tokens of all rows a second. The first group pays for lazy set-up."""
-    decode(requests[0])
+def of_passes(
+    folder: str, small: bool, s: int, tokens: int, groups: int, capture: Capture | None
+) -> Iterator[Row]:
+    """Measure each way, side by side if there is what repeats a pass. A pass of fixed shape is
+    compared with the same pass, too, of which each row draws a token of its own."""
+    engine = TransformersEngine(
+        config(folder, "float32" if small else "bfloat16"),
+        group=(s + 1, LONGEST + tokens),
+        lanes=groups if capture else 0,
+        capture=capture or as_graph,
+    )
+    requests = made_up(engine, groups, s + 1, tokens, {})
+    plain = speed(sampled, engine, requests)
+    yield {"way": "plain", "tokens a second": plain}
+    same = None
+    if engine._lanes is not None:
+        same = speed(sampled_in_lanes, engine, requests)
+        yield {"way": "plain, these passes", "tokens a second": same}
+    for way in WAYS_MEASURED if capture is as_graph else WAYS_MEASURED[-1:]:
+        private = speed(decoded, engine, made_up(engine, groups, s + 1, tokens, WAYS[way]))
+        row: Row = {"way": way, "tokens a second": private, "of plain": private / plain}
+        yield row | ({"of plain, these passes": private / same} if same else {})
+    engine.close()
+
+
+def speed(decode: Any, engine: TransformersEngine, requests: list[LockstepGroup]) -> float:
+    """Return tokens of all rows a second. The first time pays for lazy set-up."""
+    decode(engine, requests[:1])
     began = time.perf_counter()
-    made = sum(decode(group) * len(group.prompts) for group in requests[1:])
+    made = decode(engine, requests)
     return float(made / (time.perf_counter() - began))
+
+
+def decoded(engine: TransformersEngine, requests: list[LockstepGroup]) -> int:
+    texts = engine.decode_lockstep(requests)
+    return len(requests[0].prompts) * sum(len(text.token_ids) for text in texts)
+
+
+def sampled(engine: TransformersEngine, requests: list[LockstepGroup]) -> int:
+    """Sample a text for each prompt, of all groups at once; return the number of tokens."""
+    prompts = [
+        PlainPrompt(engine.tokenizer.decode(ids[1:])) for group in requests for ids in group.prompts
+    ]
+    made = engine.generate(prompts, [Sampling(requests[0].max_tokens)] * len(prompts))
+    return sum(each.completion_tokens for each in made)
+
+
+@torch.inference_mode()
+def sampled_in_lanes(engine: TransformersEngine, requests: list[LockstepGroup]) -> int:
+    """Sample a text for each private prompt, by the passes of its group's lane."""
+    lanes, tokens = engine._lanes, requests[0].max_tokens
+    assert lanes is not None
+    for lane, group in enumerate(requests):
+        lanes.start(lane, group.private_prompts, group.public_prompt, len(group.prompts))
+    rows, one = len(requests) * lanes.rows, lanes.private
+    prompts = [prompt for group in requests for prompt in group.private_prompts]
+    one.tokens[:rows] = [prompt[-1] for prompt in prompts]
+    one.positions[:rows] = [len(prompt) - 1 for prompt in prompts]
+    for _ in range(tokens):
+        one.step([0])
+        drawn = torch.multinomial(one.logits[:rows].softmax(-1), 1)[:, 0]
+        one.tokens[:rows] = drawn.cpu().numpy()
+        one.positions[:rows] += 1
+    return rows * tokens
 
 
 def config(folder: str, dtype: Any) -> EngineConfig:
@@ -200,13 +259,6 @@ def config(folder: str, dtype: Any) -> EngineConfig:
 def tokens_of(engine: TransformersEngine, group: LockstepGroup) -> tuple[int, ...]:
     [text] = engine.decode_lockstep([group])
     return text.token_ids
-
-
-def sampled(engine: TransformersEngine, group: LockstepGroup) -> float:
-    """Sample a text for each of the group's prompts; return the mean number of tokens."""
-    prompts = [PlainPrompt(engine.tokenizer.decode(ids[1:])) for ids in group.prompts]
-    made = engine.generate(prompts, [Sampling(group.max_tokens)] * len(prompts))
-    return sum(each.completion_tokens for each in made) / len(made)
 
 
 def first_difference(pairs: list[tuple[int, int]]) -> int:

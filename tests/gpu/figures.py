@@ -46,7 +46,7 @@ MEASUREMENTS = {
     "steps": ("training", 35),
     "zero": ("training", 45),
     "votes": ("votes", 50),
-    "lockstep": ("decoding", 85),
+    "lockstep": ("decoding", 110),
     "speed": ("training", 120),
     "probe": ("decoding", 110),
     "vllm": ("decoding", 280),

@@ -37,16 +37,28 @@ def test_rows_of_transformers_hardly_move(dtype: Any, device: str, model_folder:
     engine.close()
 
 
-def test_every_device_draws_the_hosts_tokens(device: str, model_folder: str) -> None:
-    def tokens(place: str, rows: int) -> dict[str, tuple[int, ...]]:
-        config = EngineConfig(model=model_folder)
-        engine = TransformersEngine(config, device=place, max_rows=rows)
-        groups = [make_group(engine, str(n), size, seed=n) for n, size in enumerate(SIZES)]
-        found = {name: result.token_ids for name, result in decode(engine, *groups).items()}
-        engine.close()
-        return found
+def tokens_on(engine: TransformersEngine) -> dict[str, tuple[int, ...]]:
+    groups = [make_group(engine, str(n), size, seed=n) for n, size in enumerate(SIZES)]
+    found = {name: result.token_ids for name, result in decode(engine, *groups).items()}
+    engine.close()
+    return found
 
-    assert tokens(device, 5) == tokens("cpu", 256)
+
+def test_every_device_draws_the_hosts_tokens(device: str, model_folder: str) -> None:
+    config = EngineConfig(model=model_folder)
+    found = tokens_on(TransformersEngine(config, device=device, max_rows=5))
+    assert found == tokens_on(TransformersEngine(config, device="cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_replays_the_passes_of_groups_side_by_side(model_folder: str) -> None:
+    config = EngineConfig(model=model_folder)
+    engine = TransformersEngine(config, group=(max(SIZES) + 1, 128))
+    lanes = engine._lanes
+    assert lanes is not None and lanes.count > 1
+    assert [one._run.__name__ for one in (lanes.private, lanes.public)] == ["replay", "replay"]
+    assert tokens_on(engine) == tokens_on(TransformersEngine(config, device="cpu"))
 
 
 @pytest.mark.gpu

@@ -62,6 +62,8 @@ def test_all_figures_hold_on_a_host_and_make_a_page() -> None:
     assert {row["other votes"] for row in rows["votes"] if row["way"] != WRONG} == {0}
     for row in rows.get("vllm", []):
         assert row["attention"] == "CPU_ATTN" and row["tokens a second"] > 0
+    beside = [row for row in rows["lockstep"] if row["way"] == "plain, these passes"]
+    assert {row["passes"] for row in beside} >= {"fixed"} and beside[0]["groups"] == 2
     for name in {"lockstep", "speed", "vllm"} & rows.keys():
         assert {row["of plain"] > 0 for row in rows[name] if "of plain" in row} == {True}
 

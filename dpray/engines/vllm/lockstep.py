@@ -56,7 +56,7 @@ from dpray.engines.base import (
 )
 from dpray.engines.finite_rows import FiniteRows, highest, remember_together
 from dpray.engines.float32 import without_tf32
-from dpray.engines.transformers import PublicPass, Rows, load_model
+from dpray.engines.passes import PublicPass, Rows, load_model
 from dpray.types import Json
 
 Fate = Literal["running", "exhausted", "broken", "failed"]

@@ -17,7 +17,7 @@ into tiles, and groups may be computed together; none of it waits for the device
 **Rules on public logits** (`candidates`, `CopyFilter`) decide which tokens may be drawn. They read
 the public prompt's logits and the tokens drawn so far, so they cost nothing. That is exact only if
 no private row moves a bit of the public logits; engines see to that
-(`dpray.engines.transformers.PublicPass`). Public probabilities are exact functions of their row,
+(`dpray.engines.passes.PublicPass`). Public probabilities are exact functions of their row,
 too: no other row of the step moves a bit of them.
 Proof: docs/privacy.md, sections 2.2, 2.4 and 2.9.
 
