@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dpray.config.config import DataConfig
 from dpray.engines.base import Embedder, EngineError
@@ -38,7 +37,7 @@ from dpray.io.table import object_text, turns_text
 from dpray.io.table_schema import json_columns_of
 from dpray.mechanisms.topics import words_of
 from dpray.runs.folder import refuse_released
-from dpray.types import InputError, OnProgress, no_progress, valid_unicode
+from dpray.types import InputError, Json, OnProgress, no_progress, valid_unicode
 
 EVALUATION = "evaluation.json"
 
@@ -139,7 +138,7 @@ def evaluate_files(
     return result
 
 
-def _data_of_run(folder: Path) -> dict[str, Any]:
+def _data_of_run(folder: Path) -> Json:
     """Return the section `data` of a run's folder, {} for other files."""
     if not (folder / RUN).is_file():
         return {}

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 from pyarrow import fs
@@ -24,7 +23,7 @@ from dpray.io.bucket import AT_ONCE, Connect, explained
 from dpray.io.files import read_json, sha256_of
 from dpray.report.card import released_files
 from dpray.runs.folder import ReleaseFolder
-from dpray.types import InputError, Resumable
+from dpray.types import InputError, Json, Resumable
 
 KEY = "output.copy_to"
 
@@ -95,19 +94,19 @@ def _copy(
     _put(filesystem, root, MARKER, json.dumps(whole, indent=2).encode() + b"\n")
 
 
-def _digests(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _digests(folder: Path, names: Sequence[str]) -> dict[str, Json]:
     return {
         name: {"sha256": sha256_of(folder / name), "bytes": (folder / name).stat().st_size}
         for name in names
     }
 
 
-def _sizes_are(filesystem: fs.FileSystem, root: str, files: dict[str, dict[str, Any]]) -> bool:
+def _sizes_are(filesystem: fs.FileSystem, root: str, files: dict[str, Json]) -> bool:
     infos = filesystem.get_file_info([f"{root}/{name}" for name in files])
     return [info.size for info in infos] == [file["bytes"] for file in files.values()]
 
 
-def _read(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
+def _read(filesystem: fs.FileSystem, path: str) -> Json | None:
     """Return a JSON object in the bucket, None if there is none, {} for another file."""
     if filesystem.get_file_info(path).type != fs.FileType.File:
         return None

@@ -7,23 +7,22 @@ from collections.abc import Callable
 from hashlib import sha256
 from heapq import nsmallest
 from pathlib import Path
-from typing import Any
 
 from dpray.io.columns import label_name
 from dpray.io.files import write_durably
 from dpray.io.records import read_rows
 from dpray.runs.privacy_report import REPORT, read_report
-from dpray.types import InputError
+from dpray.types import InputError, Json
 
 RECORDS = "synthetic.jsonl"
 
 
-def label_studio(number: int, row: dict[str, Any], about: dict[str, str]) -> dict[str, Any]:
+def label_studio(number: int, row: Json, about: dict[str, str]) -> Json:
     """Return a task of Label Studio: its labelling configuration shows `$text` and `$label`."""
     return {"id": number, "data": {"text": row["text"], "row": number} | about}
 
 
-def argilla(number: int, row: dict[str, Any], about: dict[str, str]) -> dict[str, Any]:
+def argilla(number: int, row: Json, about: dict[str, str]) -> Json:
     """Return a record as `Record.from_dict` of Argilla takes it, with one field, `text`."""
     return {
         "id": str(number),
@@ -35,13 +34,13 @@ def argilla(number: int, row: dict[str, Any], about: dict[str, str]) -> dict[str
     }
 
 
-TOOLS: dict[str, Callable[[int, dict[str, Any], dict[str, str]], dict[str, Any]]] = {
+TOOLS: dict[str, Callable[[int, Json, dict[str, str]], Json]] = {
     "label-studio": label_studio,
     "argilla": argilla,
 }
 
 
-def _label(row: dict[str, Any]) -> dict[str, str]:
+def _label(row: Json) -> dict[str, str]:
     return {} if row.get("label") is None else {"label": label_name(row["label"])}
 
 
