@@ -209,8 +209,10 @@ class PrivacyConfig(Section):
     epsilon_labels: Positive = Field(
         0.1, description="the share of epsilon for data.label_proportions: measured"
     )
-    epsilon_attributes: Positive | None = Field(
+    epsilon_attributes: float | None = Field(
         None,
+        ge=SMALLEST_EPSILON,
+        le=LARGEST_EPSILON,
         description="what the histograms of data.attributes may cost by themselves, labels "
         "included; null: 0.4 of epsilon. Together with the method they cost less",
     )

@@ -124,6 +124,7 @@ def test_a_value_that_is_not_listed_is_refused_or_other(
         ({"data__attributes": {"tokens": [1, 2]}}, "'tokens' is another column"),
         ({"data__attributes": {c: list(range(60)) for c in "xyz"}}, "432,000 combinations"),
         ({"privacy__epsilon_attributes": 60.0}, "leaves nothing of privacy.epsilon"),
+        ({"privacy__epsilon_attributes": 1e-9}, "greater than or equal to 0.001"),
         ({"privacy__delta": 0.0}, "takes a delta above 0"),
         ({"method__control_columns": {"stars": "Stars"}}, "has to name data.label"),
         ({"method__control_values": {"stars": {1: 0.5, 5: 0.5}}}, "whose shares are measured"),
