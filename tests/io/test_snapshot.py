@@ -81,6 +81,12 @@ def test_a_query_changes_nothing(database: Database, tmp_path: Path) -> None:
         take_snapshot(url, "DELETE FROM notes", tmp_path / "s")
     with suppress(InputError):  # a cursor of PostgreSQL takes no DELETE, and SQLite gives its rows
         take_snapshot(url, "DELETE FROM notes RETURNING n", tmp_path / "s")
+    for query in (  # which SQLite's driver would commit
+        "WITH one AS (SELECT 1) DELETE FROM notes WHERE n IN one RETURNING n",
+        "DROP TABLE notes",
+    ):
+        with pytest.raises(InputError, match=r"^data\.query: is refused by the database"):
+            take_snapshot(url, query, tmp_path / "s")
     assert rows_of(url, "SELECT text FROM notes", tmp_path / "s") == [{"text": "a"}]
 
 
