@@ -304,7 +304,9 @@ class TransformersEngine(TextCodec):
             size = min(self._max_rows, self._growing_rows(longest + group.max_tokens))
             parts = [rest[i : i + size] for i in range(0, len(rest), size)]
             text = self._text(group, kept, parts)
-            lanes.start(lane, kept, group.public_prompt, self._max_rows)
+            # Next to the lanes, prompts have the room of what grows, whatever their lengths.
+            most = min(self._max_rows, self._growing_rows(lanes.columns))
+            lanes.start(lane, kept, group.public_prompt, most)
         return text
 
     @torch.inference_mode()

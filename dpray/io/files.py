@@ -38,7 +38,8 @@ _PASSWORD = re.compile(r"\w[\w+.-]*:/+[^@/]*:(?!\d+/)[^@]*@")
 """It matches the beginning of a URI with a password, which may hold a slash and is not a port."""
 
 _TOKEN = re.compile(
-    r"\w[\w+.-]*:/.*[?&][^=&]*(pass|secret|token|key|sig|credentials?)[^=&]*=(?<!_kind=)",
+    r"\w[\w+.-]*:/.*[?&][^=&]*(pass|pwd|odbc_connect|secret|token|key|sig|credentials?)[^=&]*="
+    r"(?<!_kind=)",
     re.IGNORECASE | re.DOTALL,
 )
 """It matches a URI with a key of its query that is named like a secret, as `sig` of Azure is."""

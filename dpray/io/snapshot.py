@@ -84,8 +84,8 @@ def take_snapshot(url: str, query: str, folder: Path) -> Path:
     another database or query it is made again.
 
     The file is whole or absent, and for its owner only. The query runs in a transaction that is not
-    committed. Raises InputError, whose words hold no value of a row and none of the query, and
-    OSError for a full disk.
+    committed, and on SQLite and PostgreSQL may only read. Raises InputError, whose words hold no
+    value of a row and none of the query, and OSError for a full disk.
     """
     asked = folder / sha256(f"{url}\0{query}".encode()).hexdigest()[:16]
     file = asked / ROWS
@@ -108,7 +108,12 @@ def take_snapshot(url: str, query: str, folder: Path) -> Path:
 def _lines(engine: sa.Engine, query: str) -> Iterator[str]:
     """Yield the query's rows as lines of JSON, a few at a time from a cursor of the server's."""
     how = {"no_parameters": True, "stream_results": True, "yield_per": AT_ONCE}
+    # Others ignore this option.
+    how["postgresql_readonly"] = True
     with _without_words(), engine.connect() as connection:
+        if engine.name == "sqlite":  # whose driver commits a statement that it takes for a SELECT
+            connection.exec_driver_sql("PRAGMA query_only = ON")
+            connection.rollback()
         found = connection.execution_options(**how).exec_driver_sql(query)
         if not found.returns_rows:
             raise InputError("data.query: returns no rows; give a SELECT")

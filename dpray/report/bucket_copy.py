@@ -44,6 +44,8 @@ def copy_release(folder: Path, uri: str, connect: Connect | None = None) -> None
     InputError and Resumable as `check_copy` does, and InputError for a link among the files."""
     with closing(ReleaseFolder(str(folder))):  # one process copies at a time
         names = [CLAIM, *released_files(folder)]
+        if (folder / CLAIM).is_symlink():  # of the others, `released_files` says so
+            raise InputError(f"{folder / CLAIM}: a link is not uploaded; put the file itself there")
         _at(uri, connect, lambda filesystem, root: _copy(folder, names, uri, filesystem, root))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -299,12 +300,15 @@ class Run:
     @cached_property
     def _data_read(self) -> DataConfig:
         """Return the section of the files that are read: those of `data.path`, or the copy of a
-        database's rows. It is made when the run starts for the first time, where files are hashed
-        and before the charge, so that the ledger recognises the rows; later starts read it again.
-        Without it, a run that began does not go on: `_check_same_data` finds other rows."""
+        database's rows. It is made where files are hashed, before the charge, so that the ledger
+        recognises the rows. Starts after the charge read it again, and one before it replaces it:
+        rows may have been corrected, or deleted, since that start was refused. Without it, a run
+        that began does not go on: `_check_same_data` finds other rows."""
         data, folder = self.plan.config.data, self.folder.private / SNAPSHOT
         if data.query is None:
             return data
+        if self.run["state"] == "planned":
+            shutil.rmtree(folder, ignore_errors=True)
         self.on_progress(Progress("reading the database"))
         return data.copied_to(take_snapshot(data.path, data.query, folder))
 
@@ -376,7 +380,7 @@ class Run:
         """
         if not self.plan.config.not_private:
             self._try_budget()
-        check_first_records(self._data_read)
+        check_first_records(self._data_read, self.plan.reads.column_values)
 
     def _try_budget(self) -> None:
         try:

@@ -56,15 +56,17 @@ MOST_TASKS = 1000
 """Many small files are read by this many tasks on Ray."""
 
 
-def check_first_records(data: DataConfig) -> None:
-    """Raise InputError, as `record_rows` does, if the first row of a file or the last one of CSV is
-    no record, or if no file has a row. A stray file is found so, a column that is mistyped, and a
-    total below a table."""
+def check_first_records(
+    data: DataConfig, column_values: Mapping[str, Collection[str]] | None = None
+) -> None:
+    """Raise InputError, as `record_rows` does with these `column_values`, if the first row of a
+    file or the last one of CSV is no record, or if no file has a row. A stray file is found so, a
+    column that is mistyped, and a total below a table."""
     has_rows = False
     for piece in data_pieces(data):
         try:
             for where, row in islice(read_piece(piece), 1):
-                to_row(where, row, data)
+                to_row(where, row, data, column_values)
                 has_rows = True
         except InputError as error:
             if not has_rows:
@@ -293,11 +295,15 @@ def _public_values(
         if name == data.label:
             columns[name] = match_label(column_of(row, name, where), data.label_names, name, where)
             continue
-        columns[name] = value_name(column_of(row, name, where), values)
-        if columns[name] not in values and name in data.attributes and OTHER in values:
-            columns[name] = OTHER
-        if columns[name] not in values:
+        value = column_of(row, name, where)
+        # A list or an object has no name: Python may be unable to write a deep one as a text.
+        is_nested = isinstance(value, Mapping | list | tuple)
+        found = None if is_nested else value_name(value, values)
+        if found not in values and name in data.attributes and OTHER in values:
+            found = OTHER
+        if found is None or found not in values:
             raise InputError(f"{where}: the value of column '{name}' is not one of its public ones")
+        columns[name] = found
     return columns
 
 

@@ -227,6 +227,25 @@ def test_lanes_are_forecast_by_public_numbers(model_folder: str) -> None:
     assert TransformersEngine(section, lanes=16, device="cpu", group=(80, 60))._lanes is None
 
 
+def test_prompts_have_the_room_next_to_the_lanes(model_folder: str) -> None:
+    """However long the private ones are: a pass over all rows of a lane could need more memory."""
+    section = EngineConfig(model=model_folder, kv_cache_gib=0.004)
+    engine = TransformersEngine(
+        section, device="cpu", group=(40, 64), lanes=16, capture=lambda each: each
+    )
+    assert engine._lanes is not None
+    sizes: list[tuple[int, ...]] = []
+
+    def note(model: Any, given: Any, named: dict[str, Any]) -> None:
+        sizes.append(named["input_ids"].shape)
+
+    engine._model.register_forward_pre_hook(note, with_kwargs=True)
+    decode(engine, make_group(engine, "a", 39, words=(5, 15)))
+    of_prompts = [rows * columns for rows, columns in sizes if columns > 1]
+    assert len(of_prompts) > 2
+    assert max(of_prompts) * engine._bytes_per_token <= engine._cache_bytes
+
+
 @pytest.mark.parametrize("fault", ["none", "window", "mask", "positions", "attention", "error"])
 def test_a_model_that_lanes_would_compute_otherwise_has_none(fault: str, tmp_path: Path) -> None:
     window = 4 if fault == "window" else None

@@ -81,6 +81,15 @@ def test_a_query_changes_nothing(database: Database, tmp_path: Path) -> None:
         take_snapshot(url, "DELETE FROM notes", tmp_path / "s")
     with suppress(InputError):  # a cursor of PostgreSQL takes no DELETE, and SQLite gives its rows
         take_snapshot(url, "DELETE FROM notes RETURNING n", tmp_path / "s")
+    if url.startswith("postgresql"):
+        database("CREATE SEQUENCE IF NOT EXISTS numbers")
+    for query in (  # which SQLite's driver would commit, and PostgreSQL not roll back
+        "WITH one AS (SELECT 1) DELETE FROM notes WHERE n IN one RETURNING n",
+        "DROP TABLE notes",
+        "SELECT nextval('numbers') AS n",
+    ):
+        with pytest.raises(InputError, match=r"^data\.query: is refused by the database"):
+            take_snapshot(url, query, tmp_path / "s")
     assert rows_of(url, "SELECT text FROM notes", tmp_path / "s") == [{"text": "a"}]
 
 
@@ -170,6 +179,8 @@ def test_rows_are_read_like_those_of_a_file(database: Database, tmp_path: Path) 
     [
         ("postgresql://me:hunter2@host/db", r"has no place in it; give it in the environment"),
         ("postgresql://host/db?password=hunter2", r"has no place in it"),
+        ("mysql://host/db?user=me&pwd=hunter2", r"has no place in it"),
+        ("mssql+pyodbc:///?odbc_connect=PWD%3Dhunter2", r"has no place in it"),
         ("sqlite:///hunter2/none.db", r"no such file: hunter2/none\.db"),
         ("notes.csv", r"data\.query takes a database"),
         ("s3://bucket/hunter2.csv", r"no package for s3 is installed"),

@@ -128,6 +128,16 @@ def test_files_of_somebody_else_stay(
     assert there(tmp_path) == before
 
 
+@pytest.mark.parametrize("name", ["run.json", "synthetic.jsonl"])
+def test_no_link_is_followed(folder: Path, tmp_path: Path, name: str) -> None:
+    kept = folder / "private" / name
+    (folder / name).rename(kept)
+    (folder / name).symlink_to(kept)
+    with pytest.raises(InputError, match=rf"{name}: a link is not uploaded"):
+        copy_release(folder, URI, bucket(tmp_path)[0])
+    assert not there(tmp_path)
+
+
 def test_a_new_run_finds_an_earlier_one_before_it_is_charged(folder: Path, tmp_path: Path) -> None:
     connect, _ = bucket(tmp_path)
     copy_release(folder, URI, connect)

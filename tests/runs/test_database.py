@@ -128,3 +128,15 @@ def test_the_copy_is_json_lines(config: Changes, cut_off: Callable[..., None]) -
     cut_off(run := config(), "total_sums")
     [kept] = snapshots(run)
     assert json.loads(kept.read_text().splitlines()[0]) == {"text": "word1 0", "label": "a"}
+
+
+def test_a_run_that_was_refused_before_its_charge_asks_again(
+    config: Changes, table: sqlite3.Connection
+) -> None:
+    """Its rows may have been corrected since, or somebody's deleted."""
+    table.execute("UPDATE notes SET label = 'c'")
+    run = config()
+    with pytest.raises(InputError, match=r"label is not one of data\.labels"):
+        methods.run(run)
+    table.execute("UPDATE notes SET label = 'a'")
+    assert methods.run(run)["records"] == 8

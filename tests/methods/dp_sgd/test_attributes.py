@@ -17,6 +17,7 @@ from dpray.accounting.events import DiscreteGaussian
 from dpray.config.config import Config
 from dpray.config.data import RELEASED
 from dpray.evaluation.row_check import check_rows
+from dpray.io.formats import Where
 from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.dp_sgd import release
@@ -24,6 +25,7 @@ from dpray.methods.dp_sgd.control_codes import draw_values
 from dpray.report.card import FIELDS
 from dpray.runs import session
 from dpray.types import InputError
+from dpray.workers.rows import to_row
 from tests.workers.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,6 +114,24 @@ def test_a_value_that_is_not_listed_is_refused_or_other(
     run = config(**ATTRIBUTES | {"data__attributes": {"stars": [1, 5], "city": ["x", "y"]}})
     found = check_rows(run)
     assert "the value of column 'city' is not one of its public ones" in json.dumps(found)
+    deep: dict[str, object] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    row, where = {"text": "a", "label": "a", "stars": 5, "city": deep}, Where("a.jsonl", 2)
+    data = config(**ATTRIBUTES).data
+    found_row = to_row(where, row, data, data.public_values)
+    assert found_row is not None and found_row["columns"]["city"] == "other"
+    with pytest.raises(InputError, match="'city' is not one of its public ones"):
+        to_row(where, row, run.data, run.data.public_values)
+
+
+def test_a_column_that_is_not_there_is_found_before_the_charge(
+    config: Callable[..., Config],
+) -> None:
+    run = config(**ATTRIBUTES | {"data__attributes": {"stars": [1, 5], "citi": ["x", "other"]}})
+    with pytest.raises(InputError, match=r"no column 'citi'.*did you mean 'city'"):
+        methods.run(run)
+    assert not Path(run.privacy.ledger.removeprefix("sqlite:///")).exists()
 
 
 @pytest.mark.parametrize(
