@@ -24,8 +24,8 @@ COMMANDS = {
     "dpray card": "--json --license --name --public --push-to-hub run_dir",
     "dpray check": "--json --write config overrides",
     "dpray demo": "--json --model --out",
-    "dpray evaluate": "--after --delimiter --embedder --encoding --escape --floor --json "
-    "--label --language --out --quote --real --records --schema --seeds --skip-rows "
+    "dpray evaluate": "--after --attributes --delimiter --embedder --encoding --escape --floor "
+    "--json --label --language --out --quote --real --records --schema --seeds --skip-rows "
     "--synthetic --text --train --turns --unit",
     "dpray init": "--about --dataset --delimiter --delta --encoding --epsilon --escape --force "
     "--json --label --label-about --labels --language --look --method --model --no-unit --out "

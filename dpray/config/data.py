@@ -67,7 +67,7 @@ class DataConfig(Section):
         None,
         min_length=1,
         description="a SELECT whose rows are the records, if `path` is a database such as "
-        "postgresql://host/name; a run copies them once, into its private folder",
+        "sqlite:///notes.db; a run copies them once, into its private folder",
     )
     text: Column | tuple[Column, ...] = Field(
         "text",

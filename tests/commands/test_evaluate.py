@@ -26,7 +26,7 @@ def app():
 @pytest.fixture
 def without_a_model(monkeypatch):
     monkeypatch.setattr(
-        "dpray.engines.embedder.SentenceTransformerEmbedder", lambda _: BagOfWords()
+        "dpray.evaluation.files.SentenceTransformerEmbedder", lambda _: BagOfWords()
     )
 
 

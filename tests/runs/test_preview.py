@@ -192,7 +192,7 @@ def test_the_packaged_model_previews_private_prediction(
     assert "--floor" in capsys.readouterr().out
     assert run_command([*command, "--json", "method.sections=3"]) == 0
     longer = json.loads(capsys.readouterr().out)
-    assert longer["tokens_per_text"] > 2 * found["tokens_per_text"]
+    assert longer["tokens_per_text"] > found["tokens_per_text"]
     assert any("\n\n" in each["text"] for each in longer["texts"])
 
 
