@@ -198,7 +198,7 @@ def test_what_is_stated_is_true_and_no_place_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shards, "SentenceTransformerEmbedder", BagOfWords)
-    monkeypatch.setattr("dpray.evaluation.files.SentenceTransformerEmbedder", BagOfWords)
+    monkeypatch.setattr("dpray.methods.dp_kps.plan.SentenceTransformerEmbedder", BagOfWords)
     run = config(kind, **changes)
 
     def build(section: EngineConfig, **options: Any) -> Any:
