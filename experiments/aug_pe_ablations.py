@@ -35,7 +35,10 @@ class Way(NamedTuple):
 WAYS = {
     BASE: Way("rank, L 2, K 0, T 4"),
     "probability": Way("selection by probability (PE)", ("method.selection=probability",)),
-    "variations_1": Way("L 1", ("method.variations=1",)),
+    "original": Way(
+        "L 1, by probability (the original PE)",
+        ("method.variations=1", "method.selection=probability"),
+    ),
     "variations_4": Way("L 4", ("method.variations=4",)),
     "lookahead_2": Way("K 2", ("method.lookahead=2",)),
     "votes_1": Way("T 1", ("method.iterations=1",), votes=1),

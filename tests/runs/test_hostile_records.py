@@ -51,7 +51,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "topics": {
         "methods": [
             {"name": "topics", "topics": 3, "words": 2, "records": 6},
-            {"name": "aug_pe", "records": 4, "iterations": 1, "variations": 1, "max_tokens": 6},
+            {"name": "aug_pe", "records": 4, "iterations": 1, "variations": 2, "max_tokens": 6},
         ]
     },
     "dp_kps": {

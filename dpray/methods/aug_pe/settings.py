@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dpray.config.sections import (
     ABOUT_KEYS,
@@ -37,8 +37,9 @@ class AugPeSettings(TextSettings):
     can_run_without_noise: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "paper": {
-            **CHAT, "records": 5000, "variations": 1, "lookahead": 3, "temperature": 1.4,
-            "max_tokens": 128, "word_var": 40.0, "tokens_per_word": 1.2,
+            **CHAT, "records": 5000, "variations": 1, "lookahead": 3,
+            "selection": "probability", "temperature": 1.4, "max_tokens": 128, "word_var": 40.0,
+            "tokens_per_word": 1.2,
         },
         "paper_openreview": CHAT,
         "paper_pubmed": CHAT,
@@ -107,6 +108,17 @@ class AugPeSettings(TextSettings):
     max_retries: CountOrZero = Field(
         2, description="repetitions of a request with an empty or refused answer"
     )
+
+    @model_validator(mode="after")
+    def _votes_choose(self) -> AugPeSettings:
+        """With L = 1 a population has n_syn texts, and the n_syn most voted ones are all of them:
+        the budget would be spent on votes that choose nothing."""
+        if self.variations == 1 and self.selection == "rank":
+            raise ValueError(
+                "selection: rank keeps every text if variations is 1, so the votes would choose "
+                "nothing; set it to probability (the original PE), or variations to 2 or more"
+            )
+        return self
 
     @property
     def uses_embedder(self) -> bool:

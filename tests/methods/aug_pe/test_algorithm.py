@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteGaussian
@@ -131,6 +132,15 @@ def run(
 ) -> Population:
     words: Any = Words()
     return AugPeRun(plan, words, model, embed, voters, salt, **options).algorithm_1(checkpoint)
+
+
+def test_votes_that_choose_nothing_are_refused() -> None:
+    """One candidate for each kept text: rank would keep them all."""
+    with pytest.raises(ValidationError, match="the votes would choose nothing"):
+        AugPeSettings(name="aug_pe", variations=1)
+    assert AugPeSettings(name="aug_pe", variations=1, selection="probability").variations == 1
+    kept = select_by_rank(np.array([5, 0, 3]), 3, np.random.default_rng(0))
+    assert sorted(kept) == [0, 1, 2]
 
 
 def test_the_steps_of_aug_pe() -> None:
