@@ -146,6 +146,12 @@ class Plan(ABC):
         return None
 
     @property
+    def signal(self) -> Signal | None:
+        """Return the strength of what the method learns, against its noise; None if the public
+        numbers do not tell it. It is not asked of a run without noise."""
+        return None
+
+    @property
     def reads(self) -> Reads:
         return Reads(self.config.data.public_values)
 
@@ -202,6 +208,13 @@ class Plan(ABC):
         }
         if presets:
             summary["presets"] = presets
+        signal = None if config.not_private else self.signal
+        if signal is not None and not signal.is_enough:
+            summary["warnings"].append(
+                f"signal {signal.value:.3g} of the {signal.enough:g} that are worth a run "
+                f"({signal.meaning}): noise will outweigh the records in the texts; `dpray plan "
+                "CONFIG --compare` compares all methods"
+            )
         summary["warnings"] += self.language_advice()
         if not config.not_private and config.privacy.delta > 1.0 / config.data.public_size:
             summary["warnings"].append(

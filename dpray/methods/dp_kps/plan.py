@@ -112,6 +112,11 @@ class DpKpsPlan(Plan):
         return PublicCalls(requests, self.prompts.template.shows("user", "about"))
 
     @property
+    def signal(self) -> Signal | None:
+        found = words_found(self)
+        return None if found is None else Signal(found, WORDS, MEANING)
+
+    @property
     def work(self) -> Work:
         if not self.makes_texts:
             return Work()
@@ -260,9 +265,7 @@ def joint_noise(config: Config, method: DpKps, epsilon: float) -> float:
 def choose(config: Config, settings: DpKpsSettings, records: int) -> Choice:
     """Take the settings as they are. Raises InputError if there is no public vocabulary."""
     plan = make_plan(config.model_copy(update={"method": settings}), settings)
-    found = words_found(plan)
-    signal = None if found is None else Signal(found, WORDS, MEANING)
-    return Choice(plan, signal, ("the defaults and what is set: no key is free",))
+    return Choice(plan, plan.signal, ("the defaults and what is set: no key is free",))
 
 
 def words_found(plan: DpKpsPlan) -> int | None:
