@@ -22,6 +22,7 @@ from dpray.engines.model_path import tuned_without_noise, with_bases
 from dpray.engines.requests import Request
 from dpray.engines.text import TextCodec
 from dpray.io.languages import embedder_advice
+from dpray.io.template_file import About
 from dpray.mechanisms.attributes import PairHistograms, Values, noise_for
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.monte_carlo import Target
@@ -144,6 +145,11 @@ class Plan(ABC):
         """Return how many texts the run makes if `method.max_tokens` is this; None if their number
         does not depend on it."""
         return None
+
+    @property
+    def about(self) -> About:
+        """Return what the prompts may say about the texts and the labels."""
+        return self.config.data.about_texts
 
     @property
     def signal(self) -> Signal | None:

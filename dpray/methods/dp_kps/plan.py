@@ -26,6 +26,7 @@ from dpray.engines.schema.schema import Schema
 from dpray.engines.text import token_counter
 from dpray.io.languages import ENGLISH, frequent_words, function_words, language_of, listed
 from dpray.io.public_files import check_public, read_few_shot
+from dpray.io.template_file import About
 from dpray.mechanisms.monte_carlo import Target
 from dpray.mechanisms.term_matcher import folded
 from dpray.methods.dp_kps.algorithm import DpKps
@@ -110,6 +111,11 @@ class DpKpsPlan(Plan):
             for number, label in enumerate(labels)
         ]
         return PublicCalls(requests, self.prompts.template.shows("user", "about"))
+
+    @property
+    def about(self) -> About:
+        about = super().about
+        return about if self.settings.label_in_prompt else replace(about, labels={})
 
     @property
     def signal(self) -> Signal | None:
