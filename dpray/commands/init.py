@@ -155,8 +155,8 @@ def init(
     write_checked(target, starter(values | {"sizes": sizes, "time": time}))
     units = likely_units(values)
     if as_json:
-        said = {"config": str(target), "columns": values["columns"], "likely_units": units}
-        typer.echo(json.dumps(said))
+        said = {"config": str(target), "columns": values["columns"]}
+        typer.echo(json.dumps(said | ({"likely_units": units} if units else {})))
     else:
         _show_next(target, values["method"], units)
 

@@ -211,7 +211,7 @@ def test_a_column_that_looks_like_a_person_is_named(capsys: pytest.CaptureFixtur
     assert json.loads(said("--json"))["likely_units"] == ["tenant", "user"]
     for answered in (["--unit", "tenant"], ["--no-unit"]):
         assert "like a person" not in said(*answered)
-        assert json.loads(said("--json", *answered))["likely_units"] == []
+        assert "likely_units" not in json.loads(said("--json", *answered))
 
 
 def test_prompts_of_dp_kps_name_the_label(capsys: pytest.CaptureFixture[str]) -> None:
