@@ -84,6 +84,8 @@ def test_wrong_keys_are_named_in_one_line(
         ("method.batchsize=5", "method.batchsize: there is no such key (did you mean 'batch_size'"),
         ("method.batch-size=5", "method.batch-size: there is no such key (did you mean 'batch_si"),
         ("method.iterations=5", "method.iterations: there is no such key; it is a key of aug_pe"),
+        ("method.name=aug_pe", "method.batch_size: there is no such key; it is a key of dp_sgd, "
+         "private_prediction; `dpray init FILE --method aug_pe -o OTHER.yaml` writes a conf"),
         ("method.records=5", "method.records: there is no such key; it is a key of aug_pe, auto, "),
         ("method.sparse_vector.treshold=1", "method.sparse_vector.treshold: there is no such key ("
          "did you mean 'threshold'?"),

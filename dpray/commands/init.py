@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +13,14 @@ import typer
 
 from dpray.commands.first_sizes import first_sizes
 from dpray.commands.plan import AsJson, prepare_to_plan
-from dpray.commands.starter import default_config_path, starter, starter_values, write_checked
+from dpray.commands.starter import (
+    default_config_path,
+    likely_units,
+    starter,
+    starter_values,
+    write_checked,
+)
+from dpray.io.columns import listed_names
 from dpray.io.formats import AS_RECOGNISED, FileFormat, known_encoding, one_sign, quote_sign
 from dpray.terminal import Terminal
 from dpray.types import InputError
@@ -145,14 +153,24 @@ def init(
     prepare_to_plan(context)
     sizes, time = first_sizes(starter(values))
     write_checked(target, starter(values | {"sizes": sizes, "time": time}))
+    units = likely_units(values)
     if as_json:
-        typer.echo(json.dumps({"config": str(target), "columns": values["columns"]}))
+        said = {"config": str(target), "columns": values["columns"]}
+        typer.echo(json.dumps(said | ({"likely_units": units} if units else {})))
     else:
-        _show_next(target, values["method"])
+        _show_next(target, values["method"], units)
 
 
-def _show_next(target: Path, method: str) -> None:
+def _show_next(target: Path, method: str, units: Sequence[str]) -> None:
     console = Terminal()
+    if units:
+        console.print(
+            "no --unit: each row is protected by itself. The header has what looks like a person "
+            f"({listed_names(units)}): --unit COLUMN protects all rows of one together, --no-unit "
+            "says that each row is another person; --force writes the file again",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(f"{target}: read it, and correct what is wrong. Then:", soft_wrap=True)
     file, steps = shlex.quote(str(target)), []
     if method == "auto":

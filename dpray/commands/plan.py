@@ -200,7 +200,7 @@ def _plan_one(loaded: Config, speed: Speed, as_json: bool) -> None:
     table.add_row("empty texts", EMPTY[made.config.data.empty])
     rule = made.config.data.after
     table.add_row("rows", f"those with {rule}" if rule else "all of data.path")
-    table.add_row("public in prompts", str(made.config.data.about_texts) or UNSAID)
+    table.add_row("public in prompts", str(made.about) or UNSAID)
     if made.config.runtime.uses_ray:
         table.add_row("on Ray", _place_in_words(made.config))
     console.print(table)

@@ -88,6 +88,7 @@ def starter_values(
     """Return the values of a configuration: from options (`given`), else from a person's answers,
     else defaults. Reads the header of the first file and, with `looks`, its first rows. Raises
     InputError that names the missing options."""
+    _refuse_database(path)
     files = list_files(path, "FILE")
     files = [*dropwhile(is_empty_file, files)] or files
     form = in_encoding(files, form, _known_words(given), looks, ask)
@@ -100,7 +101,7 @@ def starter_values(
         if key == "text" and values["turns"] is not None:
             continue
         if ask is not None and values[key] is None:
-            persons = listed_names([*filter(looks_like_person, header.columns)])
+            persons = listed_names(likely_units(values | {"columns": header.columns}))
             wording = question.format(
                 columns=header.hint or listed_names(header.columns),
                 likely="" if persons == "none" else f" (perhaps {persons})",
@@ -151,6 +152,27 @@ def starter_values(
         "records": form.records,
         "engine": "vllm" if find_spec("vllm") else "transformers",
     }
+
+
+def _refuse_database(path: str) -> None:
+    """Raise InputError for a database: its columns are those of a query."""
+    is_file = re.search(r"\.(db|sqlite3?)$", path, re.IGNORECASE) is not None
+    scheme = re.match(r"(sqlite|postgres|mysql|mariadb|mssql|oracle|duckdb)\w*(\+\w+)?:", path)
+    if is_file or scheme:  # not the URL, which may have a password
+        raise InputError(
+            "FILE: a database? init reads files: export a few rows to notes.csv, `dpray init "
+            "notes.csv`, and set both keys in notes.yaml or after it: `dpray plan notes.yaml "
+            "data.path=sqlite:///office.db data.query='SELECT ...'`"
+        )
+
+
+def likely_units(values: ReadOnlyJson) -> list[str]:
+    """Return the columns that look like a person, if nothing says yet whether there is one."""
+    if values["unit"] is not None:
+        return []
+    text = values["text"] if isinstance(values["text"], list) else [values["text"]]
+    others = {*text, values["turns"], values["label"]}
+    return [each for each in values["columns"] if each not in others and looks_like_person(each)]
 
 
 def starter(values: ReadOnlyJson) -> str:
@@ -378,11 +400,27 @@ def _check_complete(values: ReadOnlyJson, header: Header) -> None:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
         for name in conversations(header.columns):
             options = options.replace("--text", f"--turns {shlex.quote(name)} or --text")
-        raise InputError(f"init: needs {options}; {_listed(header)}")
+        options = options.replace("--vocabulary", "--vocabulary or --language")
+        raise InputError("; ".join([f"init: needs {options}", *_remedies(missing, values, header)]))
     if values["vocabulary"] is not None and values["method"] not in ("dp_kps", "auto"):
         raise InputError("--vocabulary: only --method dp_kps and auto take one")
     if not isinstance(values["public_size"], int):
         raise InputError("--public-size: not a whole number")
+
+
+def _remedies(missing: Sequence[str], values: ReadOnlyJson, header: Header) -> Iterator[str]:
+    """Yield what to know about missing options."""
+    if "text" in missing:
+        yield _listed(header)
+    if "labels" in missing:
+        yield "--labels A,B is the public label set, and --look reads it from the first rows"
+    if "vocabulary" in missing:
+        language = values["language"]
+        why = f": no list of words is known of '{language}'" if language else ""
+        yield (
+            f"dp_kps counts public words{why}; --language English takes its frequent words, "
+            "--vocabulary FILE has one term a line"
+        )
 
 
 def _usual(path: str, values: ReadOnlyJson) -> Json:

@@ -210,7 +210,7 @@ class Tally:
             "limits": [] if self.codec is None else self._limits(),
             "tokens_not_counted": self.no_tokens,
             "max_tokens": self._sizes,
-            "about": str(self.data.about_texts),
+            "about": str(self.plan.about),
             "advice": self.plan.language_advice(),
             "public_size": self.data.public_size,
             "proposals": self._proposals(),

@@ -59,6 +59,8 @@ REMEDIES = {
     (".gzip", ".zstd", ".bzip2"): "end its name in .gz, .zst or .bz2",
     (".xls", ".xlsm", ".xlsb", ".ods"): "save it as .xlsx",
     (".msg", ".pst"): "save the mails as .eml or .mbox",
+    (".db", ".sqlite", ".sqlite3"): "an SQLite file? data.path=sqlite:///office.db with "
+    "data.query='SELECT ...' reads it",
 }
 """Remedies for files that are not read, by the endings of their names."""
 

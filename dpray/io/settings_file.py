@@ -178,7 +178,13 @@ def near_key(model: type[BaseModel], place: Place) -> str:
     others = _models_at([model], above[:-1]) if above and there != [model] else []
     methods = sorted({name for each in others if key in _keys(each) for name in _names(each)})
     if methods:
-        return f"; it is a key of {', '.join(methods)}"
+        remedy = ""
+        if above[:1] == ["method"] and len(above) == 2:  # with the name of the method
+            remedy = (
+                f"; `dpray init FILE --method {above[1]} -o OTHER.yaml` writes a configuration of "
+                f"{above[1]}"
+            )
+        return f"; it is a key of {', '.join(methods)}{remedy}"
     if near := did_you_mean(key, (name for each in there for name in _keys(each))):
         return near
     sections = [f"{name}.{key}" for name in _keys(model) if key in _keys_in(model, name)]

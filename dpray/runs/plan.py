@@ -22,6 +22,7 @@ from dpray.engines.model_path import tuned_without_noise, with_bases
 from dpray.engines.requests import Request
 from dpray.engines.text import TextCodec
 from dpray.io.languages import embedder_advice
+from dpray.io.template_file import About
 from dpray.mechanisms.attributes import PairHistograms, Values, noise_for
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.monte_carlo import Target
@@ -146,6 +147,17 @@ class Plan(ABC):
         return None
 
     @property
+    def about(self) -> About:
+        """Return what the prompts may say about the texts and the labels."""
+        return self.config.data.about_texts
+
+    @property
+    def signal(self) -> Signal | None:
+        """Return the strength of what the method learns, against its noise; None if the public
+        numbers do not tell it. It is not asked of a run without noise."""
+        return None
+
+    @property
     def reads(self) -> Reads:
         return Reads(self.config.data.public_values)
 
@@ -202,6 +214,13 @@ class Plan(ABC):
         }
         if presets:
             summary["presets"] = presets
+        signal = None if config.not_private else self.signal
+        if signal is not None and not signal.is_enough:
+            summary["warnings"].append(
+                f"signal {signal.value:.3g} of the {signal.enough:g} that are worth a run "
+                f"({signal.meaning}): noise will outweigh the records in the texts; `dpray plan "
+                "CONFIG --compare` compares all methods"
+            )
         summary["warnings"] += self.language_advice()
         if not config.not_private and config.privacy.delta > 1.0 / config.data.public_size:
             summary["warnings"].append(

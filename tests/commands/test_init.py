@@ -165,8 +165,15 @@ def test_a_folder_with_a_given_delimiter_in_windows_encoding(folder: Path) -> No
         ([], "needs --public-size, --epsilon"),
         ([*NEEDED, "--delimiter", "ab"], "--delimiter"),
         ([*NEEDED, "--label", "Art"], "needs --labels"),
-        ([*NEEDED, "--method", "dp_kps"], "needs --vocabulary"),
-        ([*NEEDED, "--method", "dp_kps", "--language", "Klingon"], "needs --vocabulary"),
+        (
+            [*NEEDED, "--method", "dp_kps"],
+            "init: needs --vocabulary or --language; dp_kps counts public words; --language "
+            "English takes its frequent words, --vocabulary FILE has one term a line\n",
+        ),
+        (
+            [*NEEDED, "--method", "dp_kps", "--language", "Klingon"],
+            "public words: no list of words is known of 'Klingon'; --language English",
+        ),
         ([*NEEDED, "--text", "txet"], "--text: no column 'txet'; there are: Art, text"),
         ([*NEEDED, "--epsilon", "-1"], "privacy.epsilon: "),
         ([*NEEDED, "--dataset", "${oc.env:HOME}"], "privacy.dataset: "),
@@ -180,6 +187,47 @@ def test_what_is_missing_or_wrong_is_named(
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1
     assert [path.name for path in folder.iterdir()] == ["notes.csv"]
+
+
+@pytest.mark.parametrize(
+    "file", ["sqlite:///office.db", "postgresql+psycopg://host/office", "office.db", "a/B.SQLite3"]
+)
+def test_a_database_is_no_file(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    assert run_command(["init", file, *NEEDED]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "data.query='SELECT" in err and "export" in err
+
+
+def test_a_column_that_looks_like_a_person_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.csv").write_text("tenant,user,text\nMarlowe,a,b\n")
+
+    def said(*options: str) -> str:
+        assert run_command(["init", "a.csv", *NEEDED, "--force", *options]) == 0
+        return capsys.readouterr().out
+
+    labels = ("--label", "user", "--labels", "a")
+    assert "looks like a person (tenant, user): --unit COLUMN" in said()
+    assert "looks like a person (tenant): --unit COLUMN" in said(*labels)
+    assert json.loads(said("--json"))["likely_units"] == ["tenant", "user"]
+    for answered in (["--unit", "tenant"], ["--no-unit"]):
+        assert "like a person" not in said(*answered)
+        assert "likely_units" not in json.loads(said("--json", *answered))
+
+
+def test_prompts_of_dp_kps_name_the_label(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.csv").write_text("kind,text\na,b\n")
+    words = ("--label", "kind", "--labels", "1", "--label-about", "1: heart")
+    given = ("--method", "dp_kps", "--language", "English", *words)
+    assert run_command(["init", "a.csv", *NEEDED, *given]) == 0
+    config = dpray.load("a.yaml")
+    assert config.method.model_dump()["label_in_prompt"] is True
+    assert dict(dpray.plan(config).about.labels) == {"1": "heart"}
+    unnamed = dpray.plan(dpray.load("a.yaml", "method.label_in_prompt=false")).about
+    assert unnamed.labels == {} and unnamed.language == "English"
+    capsys.readouterr()
+    for shown, changes in ((True, []), (False, ["method.label_in_prompt=false"])):
+        assert run_command(["plan", "a.yaml", *changes]) == 0
+        assert ("1: heart" in capsys.readouterr().out) is shown
 
 
 def test_a_file_without_a_header_shows_no_row(

@@ -257,3 +257,32 @@ def test_wrong_keys_are_errors_and_name_the_key(
     assert run_command(["plan", str(file), "--write", str(tmp_path / "new")]) == 2
     assert "--write: is for --compare" in capsys.readouterr().err
     assert not (tmp_path / "ledger.db").exists()
+
+
+@pytest.mark.parametrize("name", ["aug_pe", "dp_kps", "dp_sgd"])
+def test_a_plan_warns_of_a_signal_below_its_noise(
+    tree: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    def plan(*settings: str) -> str:
+        assert run_command(["plan", str(tmp_path / "c.yaml"), *settings]) == 0
+        said = capsys.readouterr()
+        return " ".join((said.out + said.err).split())
+
+    auto = tree()
+    method = {"name": name, "records": 40} | auto["method"].get(name, {})
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(auto | {"method": method}))
+    sizes = ["method.batch_size=100"] if name == "dp_sgd" else []
+    weak = ("privacy.epsilon=0.1", "data.public_size=100", *sizes)
+    config = dpray.load(tmp_path / "c.yaml", *weak)
+    signal = dpray.plan(config).signal
+    assert signal is not None and not signal.is_enough
+    [warning] = [w for w in dpray.plan(config).summary()["warnings"] if w.startswith("signal ")]
+    said = f"signal {signal.value:.3g} of the {signal.enough:g} that are worth a run"
+    assert warning.startswith(said) and "--compare" in warning
+    assert said in plan(*weak)
+    assert "worth a run" not in plan("privacy.epsilon=50", "data.public_size=1000000", *sizes)
+    if name != "dp_kps":  # the others run without noise, too, and have no signal then
+        assert "worth a run" not in plan("privacy.epsilon=.inf", *weak[1:])

@@ -131,6 +131,7 @@ def test_folders_with_values_are_read_through(tmp_path: Path) -> None:
         (["a.tar.gz"], "a.tar.gz: a kind of file that is not read (.tar); unpack it"),
         (["a.tgz"], "(.tgz); unpack it"),
         (["a.xls"], "(.xls); save it as .xlsx"),
+        (["x.sqlite3"], "(.sqlite3); an SQLite file? data.path=sqlite:///office.db with data.que"),
         (["x.pst"], "(.pst); save the mails as .eml or .mbox"),
         (["1.eml", "a/b/1.eml"], "texts lie at several depths; give 'data.path=FOLDER/*/*/*.eml'"),
         (["a.docx"], "(.docx); convert it to one of .jsonl"),

@@ -95,6 +95,10 @@ class AugPePlan(Plan):
             yield votes_target(name, self.votes, iterations)
 
     @property
+    def signal(self) -> Signal:
+        return signal_of(self)
+
+    @property
     def noise_multiplier(self) -> float:
         return 0.0 if self.votes is None else self.votes.noise_multiplier
 

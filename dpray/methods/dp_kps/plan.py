@@ -26,6 +26,7 @@ from dpray.engines.schema.schema import Schema
 from dpray.engines.text import token_counter
 from dpray.io.languages import ENGLISH, frequent_words, function_words, language_of, listed
 from dpray.io.public_files import check_public, read_few_shot
+from dpray.io.template_file import About
 from dpray.mechanisms.monte_carlo import Target
 from dpray.mechanisms.term_matcher import folded
 from dpray.methods.dp_kps.algorithm import DpKps
@@ -110,6 +111,16 @@ class DpKpsPlan(Plan):
             for number, label in enumerate(labels)
         ]
         return PublicCalls(requests, self.prompts.template.shows("user", "about"))
+
+    @property
+    def about(self) -> About:
+        about = super().about
+        return about if self.settings.label_in_prompt else replace(about, labels={})
+
+    @property
+    def signal(self) -> Signal | None:
+        found = words_found(self)
+        return None if found is None else Signal(found, WORDS, MEANING)
 
     @property
     def work(self) -> Work:
@@ -260,9 +271,7 @@ def joint_noise(config: Config, method: DpKps, epsilon: float) -> float:
 def choose(config: Config, settings: DpKpsSettings, records: int) -> Choice:
     """Take the settings as they are. Raises InputError if there is no public vocabulary."""
     plan = make_plan(config.model_copy(update={"method": settings}), settings)
-    found = words_found(plan)
-    signal = None if found is None else Signal(found, WORDS, MEANING)
-    return Choice(plan, signal, ("the defaults and what is set: no key is free",))
+    return Choice(plan, plan.signal, ("the defaults and what is set: no key is free",))
 
 
 def words_found(plan: DpKpsPlan) -> int | None:

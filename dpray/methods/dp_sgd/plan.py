@@ -179,6 +179,10 @@ class DpSgdPlan(Plan):
         return [*groups, *joint]
 
     @property
+    def signal(self) -> Signal:
+        return signal_of(self)
+
+    @property
     def work(self) -> Work:
         settings, count = self.settings, token_counter(self.config.engine)
         code = count(PlainPrompt(self.codes.longest(len)))

@@ -426,7 +426,23 @@ def warnings(plan: PrivatePredictionPlan) -> list[str]:
         if plan.disjoint and plan.private_tokens < settings.document_tokens:
             why += f", and a batch may end before its first text, after {plan.private_tokens}"
         found.append(f"method.{asked} {why}; {one_key(plan, wanted)}")
+    most = settings.max_records
+    labels = sum(share > 0 for share in plan.proportions.values())
+    if most is not None and most < labels:
+        same = f"; {labels} cost the same" if costs_the_same(plan, labels) else ""
+        found.append(
+            f"method.max_records: {most} for {labels} labels: some of them get no text{same}"
+        )
     return found
+
+
+def costs_the_same(plan: PrivatePredictionPlan, texts: int) -> bool:
+    """Return whether a plan of more texts costs no more, and makes them all."""
+    settings = plan.settings.model_copy(update=plan.open_keys | {"max_records": texts})
+    with suppress(InputError):
+        more = with_batches(replace(plan, settings=settings, texts=None))
+        return more.whole_texts >= texts and more.cost.epsilon <= plan.cost.epsilon
+    return False
 
 
 LARGER = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -451,6 +467,17 @@ def one_key(plan: PrivatePredictionPlan, wanted: int) -> str:
     for length in lengths:
         if length and pays(max_tokens=length):
             return f"method.max_tokens={length} pays for all, which are then shorter"
+    if plan.config.data.max_records_per_unit > 1:
+        data = plan.config.data.model_copy(update={"max_records_per_unit": 1})
+        settings = plan.settings.model_copy(update=plan.open_keys)
+        of_one = replace(
+            plan, config=plan.config.model_copy(update={"data": data}), settings=settings
+        )
+        for texts, paid in ((wanted, "all"), (plan.whole_texts + 1, "more")):
+            if affords(of_one, texts):
+                return f"data.max_records_per_unit=1 pays for {paid}"
+    if not plan.whole_texts:
+        return "raise privacy.epsilon"
     return "raise privacy.epsilon, or ask for fewer texts by method.max_records"
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dpray.io.public_files import FewShot
+from dpray.io.template_file import About
 from dpray.methods.dp_kps.prompts import KeyphrasePrompts, load_keyphrase_prompts
 from dpray.types import InputError, Prompt
 
@@ -37,6 +38,25 @@ def test_public_classes_and_examples_are_shown() -> None:
     assert "Write a review of the class Restaurants that contains" in asked
     unnamed = prompts.prompt(["food"], "Restaurants", np.random.default_rng(0), name_label=False)
     assert "Restaurants" not in unnamed.user
+
+
+@pytest.mark.parametrize(
+    ("about", "asked"),
+    [
+        (About(), "Write a text of the class a that contains the following terms: x"),
+        (
+            About("notes", "English"),
+            "Write one of these: notes of the class a, in English, that contains the following "
+            "terms: x",
+        ),
+        (
+            About("", "German", {"a": "heart"}),
+            "Write a text of the class heart, in German, that contains the following terms: x",
+        ),
+    ],
+)
+def test_the_sentence_of_a_prompt(about: About, asked: str) -> None:
+    assert ask(load_keyphrase_prompts("texts", "text", about=about), ["x"], "a").user == asked
 
 
 def test_examples_are_drawn_of_the_class_where_there_are_enough() -> None:

@@ -260,6 +260,28 @@ def test_a_plan_that_makes_too_few_texts_names_one_key_that_pays_for_all(
     assert key == "max_tokens"
     assert warning(**small, method__max_tokens=value)[1] == []
     assert "raise privacy.epsilon" in warning(**small | {"method__max_records": 10**9})[1][0]
+    # Without any text fewer are no remedy; one record of each unit may be.
+    none_at_all = {"privacy__epsilon": 0.3, "method__batches": "disjoint"}
+    plan, [said] = warning(**small | none_at_all)
+    assert plan.whole_texts == 0 and said.endswith("raise privacy.epsilon")
+    units = {
+        "data__unit": "who", "data__max_records_per_unit": 12, "privacy__epsilon": 8.0,
+    }  # fmt: skip
+    plan, [said] = warning(**small | units)
+    assert plan.whole_texts == 0 and said.endswith("data.max_records_per_unit=1 pays for all")
+
+
+@pytest.mark.parametrize("kind", ["disjoint", "poisson"])
+def test_fewer_texts_than_labels_leave_a_label_without_one(
+    settings: Callable[..., dict[str, Any]], kind: str
+) -> None:
+    def said(most: int) -> list[str]:
+        plan = poisson(settings, method__batches=kind, method__max_records=most)
+        return [w for w in plan.summary()["warnings"] if "no text" in w]
+
+    expected = "method.max_records: 1 for 2 labels: some of them get no text; 2 cost the same"
+    assert said(1) == [expected]
+    assert said(2) == []
 
 
 def test_auto_takes_what_affords_more_texts_and_says_both_numbers(
