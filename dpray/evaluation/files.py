@@ -57,7 +57,8 @@ def files_of(data: DataConfig) -> Iterator[DataConfig]:
         yield data
         return
     with vanishing_folder("dpray-rows-") as folder:
-        yield data.copied_to(take_snapshot(data.path, data.query, folder / "rows"))
+        rows = take_snapshot(data.path, data.query, folder / "rows", data.column_keys)
+        yield data.copied_to(rows)
 
 
 def evaluate_files(

@@ -306,7 +306,8 @@ class Run:
         if data.query is None:
             return data
         self.on_progress(Progress("reading the database"))
-        return data.copied_to(take_snapshot(data.path, data.query, folder))
+        rows = take_snapshot(data.path, data.query, folder, data.column_keys)
+        return data.copied_to(rows)
 
     # The charge
 
