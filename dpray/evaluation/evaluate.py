@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 
 import numpy as np
 
@@ -128,9 +129,13 @@ def _compare(
     }
 
 
-def verdict(result: ReadOnlyJson, cut_share: float | None) -> str:
+def verdict(
+    result: ReadOnlyJson,
+    cut_share: float | None,
+    method: Mapping[str, object] = MappingProxyType({}),
+) -> str:
     """Return the sentence with which an evaluation ends: how near the texts come to real ones, what
-    was copied, and the key to turn if many texts are cut."""
+    was copied, and the key of the run's method to turn if many texts are cut."""
     found: list[str] = []
     if (scores := result["downstream"]) is not None:
         made, real, floor = (
@@ -147,7 +152,7 @@ def verdict(result: ReadOnlyJson, cut_share: float | None) -> str:
     found.append(f"their Fréchet distance is {made:.2f}, that of real texts {real:.2f}")
     if (replayed := in_words(result["replays"])) != "":
         found.append(replayed)
-    if (cut := cut_advice(cut_share)) is not None:
+    if (cut := cut_advice(cut_share, method)) is not None:
         found.append(cut)
     sentence = "; ".join(found)
     return f"{sentence[0].upper()}{sentence[1:]}."
