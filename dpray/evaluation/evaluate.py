@@ -67,7 +67,7 @@ def evaluate(
     """
     given = {"real": real, "synthetic": synthetic, "train": train, "floor": floor}
     records = {name: rows for name, rows in given.items() if rows is not None}
-    sets = _sets(records)
+    sets = checked_sets(records)
     made, tested = ([text for text, _ in rows] for rows in (synthetic, real))
     parse = cache(parsed_record)
     if units is not None and train is None:
@@ -210,8 +210,8 @@ def is_for_test(text: str) -> bool:
     return bool(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[0] & 1)
 
 
-def _sets(records: Sets) -> Sets:
-    """Check the records and return the `Sets`."""
+def checked_sets(records: Sets) -> Sets:
+    """Check the records, as `evaluate` says, and return the `Sets`."""
     _check(records)
     real = records["real"]
     if len({text for text, _ in real}) == 1:

@@ -308,7 +308,10 @@ def cut_advice(share: float | None, method: Mapping[str, object]) -> str | None:
     section, last = "method", method
     if isinstance(chained := method.get("methods"), list | tuple):
         section, last = f"methods.{len(chained) - 1}", chained[-1]
-    known = {None: "max_tokens (dp_sgd: max_length)", "dp_sgd": "max_length"}
+    known: dict[object, str] = {
+        None: "max_tokens (dp_sgd: max_length)",
+        "dp_sgd": "max_length",
+    }
     key = known.get(last.get("name"), "max_tokens")
     return (
         f"{share:.0%} of the texts reach {section}.{key}: raise it if your records are longer "
