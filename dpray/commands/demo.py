@@ -15,7 +15,7 @@ from rich.text import Text
 
 import dpray
 from dpray.commands.plan import AsJson
-from dpray.commands.run import run_with_progress, show_run
+from dpray.commands.run import has_finished, present_account, run_with_progress, show_run
 from dpray.config.config import Config
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.io.files import read_json, refuse_cloud, write_durably
@@ -86,6 +86,7 @@ def demo(
         f"{config.data.public_size} {chosen.description}, engine {config.engine.kind}. "
         "The texts play the private data.",
     )
+    before = has_finished(config)
     report = run_with_progress(config, as_json)
     evaluation = _evaluation(config, folder / chosen.texts, out)
     _, private_page = write_report(out, public=False)
@@ -93,7 +94,8 @@ def demo(
         typer.echo(json.dumps(report | {"output": str(out), "evaluation": evaluation}))
         return
     _show_records(out, console)
-    show_run(parse_report(report), out, console)
+    account = present_account(config)
+    show_run(parse_report(report), out, console, account, finished_before=before)
     _show_use(evaluation, console)
     console.print(
         f"The page with the evaluation, not for release if the data is real: {private_page}",

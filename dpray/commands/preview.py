@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -37,14 +38,15 @@ def preview(
     if as_json:
         typer.echo(json.dumps(found))
     else:
-        show_preview(found, config, Terminal())
+        show_preview(found, [config, *(overrides or [])], Terminal())
 
 
-def show_preview(found: Json, config: str, console: Terminal) -> None:
-    """Print a preview, as `dpray.preview` returns it."""
+def show_preview(found: Json, arguments: Sequence[str], console: Terminal) -> None:
+    """Print a preview, as `dpray.preview` returns it. `arguments` are the configuration's file and
+    the settings over it."""
     console.note("dpray preview", "bold", "texts without private records; nothing is charged")
     prompt = found["prompt"]
-    console.print(Text("Prompt", "bold"), found["model"], sep=": ", soft_wrap=True)
+    console.print(Text(printable(f"Prompt, as {found['model']} gets it:"), "bold"), soft_wrap=True)
     for line in filter(None, (prompt["system"], prompt["user"], prompt["prefix"])):
         console.print(line, style="dim", highlight=False, soft_wrap=True)
     console.print()
@@ -76,7 +78,8 @@ def show_preview(found: Json, config: str, console: Terminal) -> None:
         )
     else:
         console.print(
-            f"If they read like your kind of text: dpray run {shlex.quote(config)}",
+            f"If they read like your kind of text: dpray run {shlex.join(arguments)}; "
+            "if not: docs/bad_texts.md",
             highlight=False,
             soft_wrap=True,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,14 +14,19 @@ import typer
 from rich.text import Text
 
 import dpray
+from dpray.accounting.composition import BasicComposition
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.config.config import Config
 from dpray.extras import Late
 from dpray.io.columns import cut_advice, cut_share
+from dpray.io.files import read_json
 from dpray.io.records import read_rows
+from dpray.ledger.account import Account
+from dpray.ledger.ledger import Ledger
 from dpray.runs.folder import TABLES
-from dpray.runs.privacy_report import PrivacyReport, parse_report
+from dpray.runs.privacy_report import LedgerEntry, PrivacyReport, parse_report
 from dpray.terminal import Terminal, add_or_remove, progress_bar
+from dpray.types import DprayError, InputError
 from dpray.workers.needs import most_actors
 
 if TYPE_CHECKING:
@@ -36,12 +43,19 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
     """Make synthetic records; the same command resumes an unfinished run."""
     with failures.explain_charge(None):
         loaded = dpray.load(config, *overrides or [])
+    before = has_finished(loaded)
     report = run_with_progress(loaded, as_json)
     if as_json:
         typer.echo(json.dumps(report | {"output": loaded.output.path}))
     else:
         console = Terminal()
-        show_run(parse_report(report), Path(loaded.output.path), console)
+        show_run(
+            parse_report(report),
+            Path(loaded.output.path),
+            console,
+            present_account(loaded),
+            finished_before=before,
+        )
         if (bucket := loaded.output.copy_to) is not None:
             console.print(f"Copied to {bucket}", highlight=False, soft_wrap=True)
 
@@ -58,24 +72,51 @@ def run_with_progress(config: Config, as_json: bool = False) -> dict[str, object
         return dpray.run(config, on_progress).report
 
 
-def show_run(report: PrivacyReport, folder: Path, console: Terminal) -> None:
-    """Print the records, cost and files of a run."""
+def has_finished(config: Config) -> bool:
+    """Return whether the folder of the configuration holds a finished run."""
+    with suppress(InputError):  # none is there, or one that the run itself complains about
+        return read_json(Path(config.output.path) / "run.json").get("state") == "finished"
+    return False
+
+
+def present_account(config: Config) -> Account | None:
+    """Return the account of the data set as it is now, None without a ledger that can be read."""
+    if config.not_private:
+        return None
+    with suppress(DprayError), closing(Ledger.open(config.privacy.ledger)) as ledger:
+        return ledger.account(config.privacy.dataset)
+    return None
+
+
+def show_run(
+    report: PrivacyReport,
+    folder: Path,
+    console: Terminal,
+    account: Account | None = None,
+    *,
+    finished_before: bool = False,
+) -> None:
+    """Print the records, cost and files of a run, and what is left on the `account`."""
     records = Text(f"{report.records} synthetic records", "bold")
     console.print(records, _how(report), sep="", soft_wrap=True)
+    if finished_before:
+        console.print("Finished before: nothing was charged or made", soft_wrap=True)
     ledger = report.ledger
     if ledger is None:
         console.note("NOT PRIVATE", "bold", "no noise was added; nothing of it may be released")
     else:
+        # A report tells what was left when its run ended.
+        stale = account is None and finished_before
+        left = "" if stale else f"; left on '{ledger.dataset}': {_left(ledger, account)}"
         console.print(
             f"Spent: epsilon {report.epsilon:.4f}, delta {report.delta:g} "
-            f"({add_or_remove(report.privacy_unit)}); left on '{ledger.dataset}': "
-            f"epsilon {ledger.left.epsilon:.4g}, delta {ledger.left.delta:.3g}",
+            f"({add_or_remove(report.privacy_unit)}){left}",
             soft_wrap=True,
         )
         what = "ledger" if ledger.made_by_this_run else ""
         if ledger.budget_by_this_run:
             what = f"{what or 'data set'} with a budget of epsilon {ledger.budget.epsilon:g}"
-        if what:
+        if what and not finished_before:
             words = f"A new {what} was made; releases of this data elsewhere are not counted in it"
             console.print(words, soft_wrap=True)
     files = ["synthetic.jsonl", "privacy_report.html"]
@@ -85,19 +126,29 @@ def show_run(report: PrivacyReport, folder: Path, console: Terminal) -> None:
         files[1:1] = TABLES
     for name in files:
         console.print(f"  {folder / name}", highlight=False, soft_wrap=True)
-    if report.table is None and (found := advice(folder)) is not None:
+    if report.table is None and (found := advice(folder, report.method)) is not None:
         console.note("To try", "yellow", found)
 
 
-def advice(folder: Path) -> str | None:
-    """Return the one key to turn if the released texts are cut, alike or no words; the first rows
-    of the release are looked at, which are public."""
+def _left(ledger: LedgerEntry, account: Account | None) -> str:
+    """Return the budget that is left now, or without an account what was left by the report."""
+    left = ledger.left if account is None else account.left
+    words = f"epsilon {left.epsilon:.4g}, delta {left.delta:.3g}"
+    is_basic = account is not None and account.composition.name == BasicComposition.name
+    if is_basic and left.delta == 0 < ledger.spent.delta:
+        words += " (no further run with a delta: all of it is spent)"
+    return words
+
+
+def advice(folder: Path, method: Mapping[str, object]) -> str | None:
+    """Return the one key of the method to turn if the released texts are cut, alike or no words;
+    the first rows of the release are looked at, which are public."""
     path = folder / "synthetic.jsonl"
     if not path.exists():
         return None
     rows = [row for _, row in islice(read_rows(str(path)), LOOKED_AT)]
     texts = [str(row["text"]) for row in rows]
-    if (cut := cut_advice(cut_share(rows))) is not None:
+    if (cut := cut_advice(cut_share(rows), method)) is not None:
         return cut
     if (alike := 1 - len(set(texts)) / max(1, len(texts))) >= MANY:
         return f"{alike:.0%} of the texts repeat another: raise method.temperature"

@@ -321,10 +321,22 @@ class DataConfig(Section):
     @property
     def columns(self) -> frozenset[str]:
         """Return the columns that keys of this section name. No other is read."""
-        others = (
-            self.label, self.unit, self.after and after(self.after).column, *self.attributes
-        )  # fmt: skip
-        return frozenset([*self.text_columns, *(name for name in others if name is not None)])
+        return frozenset(self.column_keys)
+
+    @property
+    def column_keys(self) -> dict[str, str]:
+        """Return the `columns`, each with a key that names it."""
+        texts = "data.text" if self.turns is None else "data.turns"
+        others = {
+            "data.label": self.label,
+            "data.unit": self.unit,
+            "data.after": None if self.after is None else after(self.after).column,
+        }
+        return (
+            dict.fromkeys(self.attributes, "data.attributes")
+            | {column: key for key, column in others.items() if column is not None}
+            | dict.fromkeys(self.text_columns, texts)
+        )
 
     def text_of(self, row: Mapping[str, object], where: Where) -> str:
         """Return a row's text, "" for an empty one. Raises InputError that names the row if a

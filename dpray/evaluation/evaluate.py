@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 
 import numpy as np
 
@@ -66,7 +67,7 @@ def evaluate(
     """
     given = {"real": real, "synthetic": synthetic, "train": train, "floor": floor}
     records = {name: rows for name, rows in given.items() if rows is not None}
-    sets = _sets(records)
+    sets = checked_sets(records)
     made, tested = ([text for text, _ in rows] for rows in (synthetic, real))
     parse = cache(parsed_record)
     if units is not None and train is None:
@@ -128,9 +129,13 @@ def _compare(
     }
 
 
-def verdict(result: ReadOnlyJson, cut_share: float | None) -> str:
+def verdict(
+    result: ReadOnlyJson,
+    cut_share: float | None,
+    method: Mapping[str, object] = MappingProxyType({}),
+) -> str:
     """Return the sentence with which an evaluation ends: how near the texts come to real ones, what
-    was copied, and the key to turn if many texts are cut."""
+    was copied, and the key of the run's method to turn if many texts are cut."""
     found: list[str] = []
     if (scores := result["downstream"]) is not None:
         made, real, floor = (
@@ -147,7 +152,7 @@ def verdict(result: ReadOnlyJson, cut_share: float | None) -> str:
     found.append(f"their Fréchet distance is {made:.2f}, that of real texts {real:.2f}")
     if (replayed := in_words(result["replays"])) != "":
         found.append(replayed)
-    if (cut := cut_advice(cut_share)) is not None:
+    if (cut := cut_advice(cut_share, method)) is not None:
         found.append(cut)
     sentence = "; ".join(found)
     return f"{sentence[0].upper()}{sentence[1:]}."
@@ -205,8 +210,8 @@ def is_for_test(text: str) -> bool:
     return bool(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[0] & 1)
 
 
-def _sets(records: Sets) -> Sets:
-    """Check the records and return the `Sets`."""
+def checked_sets(records: Sets) -> Sets:
+    """Check the records, as `evaluate` says, and return the `Sets`."""
     _check(records)
     real = records["real"]
     if len({text for text, _ in real}) == 1:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from dpray.config.config import DataConfig
 from dpray.engines.base import Embedder, EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.evaluation.columns import compare_columns
-from dpray.evaluation.evaluate import Labelled, evaluate, split, verdict
+from dpray.evaluation.evaluate import Labelled, checked_sets, evaluate, split, verdict
 from dpray.evaluation.personal_data import find_patterns
 from dpray.evaluation.settings import EvaluationSettings
 from dpray.extras import require
@@ -37,7 +38,8 @@ from dpray.io.table import object_text, turns_text
 from dpray.io.table_schema import json_columns_of
 from dpray.mechanisms.topics import words_of
 from dpray.runs.folder import refuse_released
-from dpray.types import InputError, Json, OnProgress, no_progress, valid_unicode
+from dpray.runs.released import HIDDEN
+from dpray.types import InputError, Json, OnProgress, ReadOnlyJson, no_progress, valid_unicode
 
 EVALUATION = "evaluation.json"
 
@@ -57,7 +59,8 @@ def files_of(data: DataConfig) -> Iterator[DataConfig]:
         yield data
         return
     with vanishing_folder("dpray-rows-") as folder:
-        yield data.copied_to(take_snapshot(data.path, data.query, folder / "rows"))
+        rows = take_snapshot(data.path, data.query, folder / "rows", data.column_keys)
+        yield data.copied_to(rows)
 
 
 def evaluate_files(
@@ -83,10 +86,12 @@ def evaluate_files(
     schema = None
     if settings.json_schema is not None:
         schema = read_json(Path(settings.json_schema), "schema")
-    text_of = text_reader(settings, schema or {})
+    config = _config_of_run(Path(settings.synthetic))
+    run = config.get("data") or {}
     persons = "real" if settings.train is None else "train"
+    settings = _with_columns_of(run, settings, own)
+    text_of = text_reader(settings, schema or {})
     units: list[str] = []
-    run = _data_of_run(Path(settings.synthetic))
     listed = run.get("attributes") or {}
     names = [*listed] if settings.attributes is None else listed_columns(settings.attributes)
     attributes: dict[str, list[Row]] = {name: [] for name in paths}
@@ -113,6 +118,7 @@ def evaluate_files(
     if settings.label and sets["real"][0][1] is None:
         raise InputError(f"--label: no record of --real has a label in '{settings.label}'")
     language = settings.language or run.get("language")
+    checked_sets(sets)  # before the embedder is loaded, which may take long
     result = evaluate(
         sets["real"],
         sets["synthetic"],
@@ -129,7 +135,8 @@ def evaluate_files(
         result["columns"] = compare_attributes(sets, _named(attributes, listed), settings.seeds)
     result["warnings"] += embedder_advice(settings.embedder, language, "--embedder")
     result["personal_data"] = find_patterns((text for text, _ in sets["synthetic"]), language)
-    result["summary"] = verdict(result, cut_share(_rows(settings.synthetic, "--synthetic")))
+    cut = cut_share(_rows(settings.synthetic, "--synthetic"))
+    result["summary"] = verdict(result, cut, config.get("method") or {})
     result |= {"embedder": settings.embedder, "files": paths}
     if settings.out is not None:
         settings.out.mkdir(parents=True, exist_ok=True)
@@ -138,11 +145,41 @@ def evaluate_files(
     return result
 
 
-def _data_of_run(folder: Path) -> Json:
-    """Return the section `data` of a run's folder, {} for other files."""
-    if not (folder / RUN).is_file():
-        return {}
-    return (read_json(folder / RUN).get("config") or {}).get("data") or {}
+def _config_of_run(folder: Path) -> Json:
+    """Return the public configuration of a run by its folder or its records, {} for other files."""
+    folder = folder.parent if folder.name == RELEASED else folder
+    return (read_json(folder / RUN).get("config") or {}) if (folder / RUN).is_file() else {}
+
+
+def _with_columns_of(
+    run: ReadOnlyJson, settings: EvaluationSettings, form: FileFormat
+) -> EvaluationSettings:
+    """Return the settings with the columns that the run of --synthetic read its records from, where
+    no option names one and the first of the real records does not have the usual one.
+
+    Raises InputError if run.json does not tell the name of the text's column.
+    """
+
+    def has(column: str | None, path: str = settings.real, key: str = "--real") -> bool:
+        rows = (each for file in _files(path, key) for each in read_rows(file, form))
+        return column is not None and any(_has(row, column, at) for at, row in islice(rows, 1))
+
+    found: dict[str, str] = {}
+    if settings.text == TEXT and settings.turns is None and not has(TEXT):
+        key = "turns" if run.get("turns") else "text"
+        if named := run.get(key):
+            found[key] = named if isinstance(named, str) else ",".join(named)
+        if HIDDEN in found.get(key, "").split(","):
+            raise InputError(
+                f"--{key}: the real records have no column 'text', and run.json does not tell the "
+                f"name in data.{key}, which looks like a value; give it"
+            )
+    if settings.label is None and not has(LABEL) and has(run.get("label")):
+        found["label"] = run["label"]
+    persons = (settings.real, "--real") if settings.train is None else (settings.train, "--train")
+    if settings.unit is None and has(run.get("unit"), *persons):
+        found["unit"] = run["unit"]
+    return settings.model_copy(update=found)
 
 
 def compare_attributes(
@@ -239,7 +276,7 @@ def read_labelled(
     records: list[Labelled] = []
     for file in _files(path, key):
         for where, row in _rows_after(rule, read_rows(file, form)):
-            if not records and key == "--synthetic":
+            if not records and key in ("--synthetic", "--floor"):
                 read_text = _own_text(row, read_text, where)
                 label = label if _has(row, label, where) or LABEL not in row else LABEL
             record = read_text(row, where=where), _label(row, label, where)

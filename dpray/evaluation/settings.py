@@ -36,7 +36,8 @@ class EvaluationSettings(Section):
     text: str = Field(
         "text",
         description="Column of the text, or of a table those of a record, with commas between; in "
-        "a release the text may also be named `text`.",
+        "a release the text may also be named `text`. By default `text`, or if there is none in "
+        "the real records data.text or data.turns of the run in --synthetic.",
     )
     turns: str | None = Field(
         None, description="Column of conversations, in place of --text, as data.turns."
@@ -44,7 +45,8 @@ class EvaluationSettings(Section):
     label: str | None = Field(
         None,
         description="Column of the label, which records must then have; without this option, "
-        "`label` if there is one. In a release it may also be named `label`.",
+        "`label` if there is one, or data.label of the run in --synthetic. In a release it may "
+        "also be named `label`.",
     )
     attributes: str | None = Field(
         None,
@@ -59,7 +61,8 @@ class EvaluationSettings(Section):
     unit: str | None = Field(
         None,
         description="Column of the person in the private records (--train, else --real), as "
-        "data.unit: only strings of one person are looked for. Otherwise each record is one.",
+        "data.unit: only strings of one person are looked for. By default that of the run in "
+        "--synthetic; otherwise each record is one.",
     )
     delimiter: Delimiter = Field(
         None, description="Delimiter of the real records' CSV, as data.delimiter."

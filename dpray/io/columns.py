@@ -300,12 +300,20 @@ def cut_share(rows: Iterable[Mapping[str, object]]) -> float | None:
     return ended.count("length") / len(ended) if ended else None
 
 
-def cut_advice(share: float | None) -> str | None:
+def cut_advice(share: float | None, method: Mapping[str, object]) -> str | None:
     """Return the key to turn if this share of the texts reached the most tokens of a text; None for
-    a small or an unknown share."""
+    a small or an unknown share. `method` is as in run.json, {} for an unknown one."""
     if share is None or share < MANY_CUT:
         return None
+    section, last = "method", method
+    if isinstance(chained := method.get("methods"), list | tuple):
+        section, last = f"methods.{len(chained) - 1}", chained[-1]
+    known: dict[object, str] = {
+        None: "max_tokens (dp_sgd: max_length)",
+        "dp_sgd": "max_length",
+    }
+    key = known.get(last.get("name"), "max_tokens")
     return (
-        f"method.max_tokens (dp_sgd: max_length) cuts {share:.0%} of the texts; raise it, "
-        "`dpray check` shows what that costs"
+        f"{share:.0%} of the texts reach {section}.{key}: raise it if your records are longer "
+        "(`dpray check` says), else the model rambles and a lower one costs less"
     )

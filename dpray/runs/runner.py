@@ -68,6 +68,9 @@ CONNECTION_KEYS = frozenset({
 """The keys by which the model is reached and fed: they shape no text."""
 
 
+MOST_SHOWN, SHORT = 5, 40
+"""An error shows so many keys that differ, and values of so many characters."""
+
 FORMAT = 3
 """The version of the names of units, batches and outputs, and of the coins. A run that began with
 another one is not resumed: a unit could fall into two batches, and what was published could be
@@ -206,8 +209,10 @@ class Run:
                 f"folder"
             )
         if self.run.get("charges") != _charged(self.plan):
+            others = other_values(self.run.get("config"), public_config(self._shaping()))
+            keys = f" ({'; '.join(others)})" if others else ""
             raise OtherPlan(
-                f"output.path: {path} holds a run of another plan; choose another folder"
+                f"output.path: {path} holds a run of another plan{keys}; choose another folder"
             )
 
     def _has_begun(self, ledger: RunLedger) -> bool:
@@ -310,7 +315,8 @@ class Run:
         if self.run["state"] == "planned":
             shutil.rmtree(folder, ignore_errors=True)
         self.on_progress(Progress("reading the database"))
-        return data.copied_to(take_snapshot(data.path, data.query, folder))
+        rows = take_snapshot(data.path, data.query, folder, data.column_keys)
+        return data.copied_to(rows)
 
     # The charge
 
@@ -506,6 +512,26 @@ def changed_files(before: object, now: object) -> list[str]:
         # A model's digest stands last, behind those of its adapters. It may be missing.
         if any(one != other for one, other in zip(old.get(key, []), new[key], strict=False))
     ]
+
+
+def other_values(before: object, now: Json) -> list[str]:
+    """Return the keys that may shape a charge and have other values in a run's public configuration
+    and another one, those of the method first. Short values are shown; a key that only one of the
+    two has is left out, as another version of dpray may have written it."""
+    found = []
+    for section in ("method", "privacy", "data"):
+        old = before.get(section) if isinstance(before, Mapping) else None
+        if not isinstance(old, Mapping):
+            continue
+        keys = [key for key in now[section] if key in old and old[key] != now[section][key]]
+        for key in ["name"] if section == "method" and "name" in keys else keys:
+            pair = [json.dumps(each[key], ensure_ascii=False) for each in (old, now[section])]
+            is_short = max(map(len, pair)) <= SHORT
+            shown = f": {pair[0]} there, {pair[1]} here" if is_short else " differs"
+            name = "methods" if key == "methods" else f"{section}.{key}"  # as in the user's file
+            found.append(f"{name}{shown}")
+    more = [f"and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
+    return found[:MOST_SHOWN] + more
 
 
 def _digests(value: object, key: str = "") -> dict[str, list[str]]:

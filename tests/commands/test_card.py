@@ -67,6 +67,21 @@ def test_the_card_names_the_model_the_language_and_the_share_of_cut_texts(run_di
     assert "the same 'person' &lt;b&gt;" in card and "&#39;" not in card and "<b>" not in card
 
 
+def test_the_card_says_what_the_texts_are_and_what_labels_mean(run_dir):
+    def card(inputs):
+        (run_dir / "privacy_report.json").write_text(json.dumps(a_report(public_inputs=inputs)))
+        write_card(run_dir, None, "unknown")
+        return (run_dir / CARD).read_text()
+
+    said = card(
+        {"about": "letters of <b>guests", "label_about": {"1": "praise", "2": "complaints"}}
+    )
+    assert "The texts are: letters of &lt;b&gt;guests.\n" in said
+    assert "What the labels mean: `1` praise; `2` complaints.\n" in said
+    silent = card({})
+    assert "The texts are" not in silent and "What the labels mean" not in silent
+
+
 def test_the_libraries_read_what_the_card_promises(run_dir):
     table = pa.table({"year": [1999, 2001], "cast": [["A"], ["B", "C"]], "odd": [{"a": 1}] * 2})
     pq.write_table(table, run_dir / "table.parquet")

@@ -374,3 +374,62 @@ def test_attributes_and_their_pairs_are_compared(app, tmp_path, without_a_model)
         evaluate_files(EvaluationSettings(**files, attributes="bed"))
     with pytest.raises(InputError, match="--attributes: a column is given twice"):
         evaluate_files(EvaluationSettings(**files, attributes="ward, ward"))
+
+
+@pytest.fixture
+def of_run(tmp_path):
+    """The folder of a run that read its records from other columns."""
+    run = tmp_path / "run"
+    run.mkdir()
+    write_jsonl(run / "synthetic.jsonl", notes(60, 1))
+
+    def wrote(**data):
+        (run / "run.json").write_text(json.dumps({"config": {"data": data}}))
+        return str(run)
+
+    return wrote
+
+
+@pytest.mark.parametrize("named", ["", "/synthetic.jsonl"])
+def test_columns_are_those_of_the_run(tmp_path, without_a_model, of_run, named):
+    rows = [{"note": text, "dept": label, "who": 0} for text, label in notes(60, 1)]
+    real = tmp_path / "real.jsonl"
+    real.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    floor = write_jsonl(tmp_path / "floor.jsonl", notes(60, 3))
+    files = {"real": str(real), "synthetic": of_run(text="note", label="dept", unit="who") + named}
+    found = evaluate_files(EvaluationSettings(**files, floor=floor, seeds=1))
+    given = {"text": "note", "label": "dept", "unit": "who"}
+    asked = evaluate_files(EvaluationSettings(**files, floor=floor, seeds=1, **given))
+    alone = evaluate_files(EvaluationSettings(**files, seeds=1, **given | {"unit": None}))
+    assert found == asked and found["downstream"]["seeds"] == 1
+    assert alone["replays"] == found["replays"]  # the unit of the run, too
+    of_run(text="note", label="dept")
+    alone = evaluate_files(EvaluationSettings(**files, seeds=1, text="note"))
+    assert alone["replays"] != found["replays"]
+
+
+def test_a_column_that_the_run_does_not_tell_is_asked_for(tmp_path, of_run):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(60, 1), "note")
+    settings = EvaluationSettings(real=real, synthetic=of_run(text="(a column)"))
+    with pytest.raises(InputError, match=r"^--text: .* run\.json does not tell .*; give it$"):
+        evaluate_files(settings)
+    with pytest.raises(InputError, match="no column 'text'; there are: note"):
+        evaluate_files(EvaluationSettings(real=real, synthetic=of_run(label="label")))
+
+
+def test_the_usual_columns_come_before_those_of_the_run(tmp_path, without_a_model, of_run):
+    real = write_jsonl(tmp_path / "real.jsonl", notes(60, 1))
+    run = of_run(text="note", label="dept", unit="who")
+    found = evaluate_files(EvaluationSettings(real=real, synthetic=run, seeds=1))
+    assert found["downstream"] is not None
+
+
+def test_too_few_records_are_refused_before_the_embedder_is_loaded(tmp_path, monkeypatch):
+    def load(name):
+        raise AssertionError("the embedder was loaded")
+
+    monkeypatch.setattr("dpray.evaluation.files.SentenceTransformerEmbedder", load)
+    real = write_jsonl(tmp_path / "real.jsonl", notes(60, 1))
+    few = write_jsonl(tmp_path / "few.jsonl", notes(6, 2))
+    with pytest.raises(InputError, match="synthetic records: 6 are too few, it takes 8"):
+        evaluate_files(EvaluationSettings(real=real, synthetic=few))

@@ -46,7 +46,11 @@ def test_the_delta_of_a_group_is_never_too_small(epsilon: float, delta: float, n
 @pytest.mark.parametrize(
     ("unit", "words"),
     [
-        (None, "is protected record by record: (2, 3.8e-06)-DP with 2 records, no guarantee with"),
+        (
+            None,
+            "is protected record by record: for example, (2, 3.8e-06)-DP with 2 records, no "
+            "guarantee with",
+        ),
         ("who", "is one unit, with at most 1 of its records; further ones are left out"),
     ],
 )

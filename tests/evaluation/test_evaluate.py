@@ -272,10 +272,10 @@ def test_an_evaluation_ends_with_one_sentence():
             "replays": {"kinds": {"numbers": {"found": found, "expected": 1.0}}},
         }
 
-    near = verdict(result(0.8, 1), 0.75)
+    near = verdict(result(0.8, 1), 0.75, {"name": "dp_sgd"})
     assert near.startswith("For training a classifier, these texts are nearer to real texts: ")
     assert "distance is 1.42, that of real texts 1.09" in near
-    assert near.endswith(f"; {cut_advice(0.75)}.")
+    assert near.endswith(f"; {cut_advice(0.75, {'name': 'dp_sgd'})}.")
     assert "repeat" not in near
     far = verdict(result(0.4, 9) | {"downstream": None}, None)
     assert "more strings of one private record than chance does (9 numbers)." in far

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.config.data import DataConfig
+from dpray.evaluation.files import files_of
 from dpray.io.snapshot import _value, open_database, take_snapshot
 from dpray.types import InputError
 from dpray.workers.rows import data_pieces, record_rows
@@ -96,7 +97,10 @@ def test_a_query_changes_nothing(database: Database, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("SELECT secret FROM notes", r"^data\.query: is refused by the database \(\w+, \w+\);"),
+        (
+            "SELECT secret FROM notes",
+            r"^data\.query: is refused by the database \(\w+, \w+\); .*they may quote rows\)$",
+        ),
         ("SELECT text AS a, n AS a FROM notes", r"^data\.query: two of its columns have one name"),
         ("SELECT text FROM notes WHERE n > 9", r"^data\.query: returns no rows"),
         ("UPDATE notes SET n = 3", r"^data\.query: "),
@@ -125,6 +129,37 @@ def test_an_error_in_the_middle_leaves_nothing(database: Database, tmp_path: Pat
         take_snapshot(url, query, tmp_path / "s")
     assert "Marlowe" not in str(raised.value)
     assert not (tmp_path / "s").exists()
+
+
+def test_a_column_that_the_query_does_not_select_is_named_once_by_its_key(
+    database: Database, tmp_path: Path
+) -> None:
+    url, query = database(*notes("(1, 'Marlowe')")), "SELECT text, n AS labels FROM notes"
+    data = DataConfig(
+        path=url, query=query, text="text", label="label", labels=("a",), public_size=9
+    )
+    words = (
+        r"^data\.query: does not select 'label' \(data\.label\) \(did you mean 'labels'\?\); add"
+    )
+    with pytest.raises(InputError, match=words), files_of(data):
+        pass
+    nested = data.model_copy(update={"label": "labels", "unit": "text.author"})
+    with files_of(nested) as read:
+        assert Path(read.path).exists()
+    with pytest.raises(InputError, match=r"'other.x' \(data\.attributes\)"):
+        take_snapshot(url, query, tmp_path / "s", {"other.x": "data.attributes"})
+    assert not (tmp_path / "s").exists()
+
+
+def test_every_column_has_a_key_that_names_it() -> None:
+    data = DataConfig(
+        path="a.jsonl", text=("a", "b"), label="c", labels=(1,), label_proportions="measured",
+        unit="d", after="e > 5", attributes={"f": (1, 2)}, public_size=9,
+    )  # fmt: skip
+    keys = [data.column_keys[column] for column in "abcdef"]
+    others = ["label", "unit", "after", "attributes"]
+    assert keys == ["data.text", "data.text", *(f"data.{key}" for key in others)]
+    assert data.columns == frozenset("abcdef")
 
 
 @pytest.mark.slow

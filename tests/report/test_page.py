@@ -129,8 +129,8 @@ def test_the_page_says_what_a_person_with_several_records_has():
     ]
     of_records = Visible(page(persons=persons)).text
     assert (
-        "is protected record by record: (7.976, 5.4e-05)-DP with 2 records, no guarantee"
-        in of_records
+        "is protected record by record: for example, (7.976, 5.4e-05)-DP with 2 records, no "
+        "guarantee" in of_records
     )
     of_units = Visible(page(persons=[])).text
     assert "is one unit, with at most 3 of its records; further ones are left out" in of_units

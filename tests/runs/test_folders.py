@@ -22,6 +22,7 @@ from dpray.config.config import Config
 from dpray.ledger import transaction
 from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
+from dpray.runs.runner import other_values
 from dpray.types import Budget, DprayError, InputError, RunFailed
 from tests.chaos.recount import recount
 
@@ -228,3 +229,32 @@ def test_a_clock_that_jumps_both_ways_changes_nothing(
     times = [row["at"] for row in ledger.export() if row["at"]]
     assert times != sorted(times) and ledger.verify() == [] == faults(run)
     assert report["ledger"]["spent"]["epsilon"] == report["epsilon"]
+
+
+@SQLITE
+def test_the_keys_that_make_another_plan_are_named(config: Callable[..., Config]) -> None:
+    run = config()
+    methods.run(run)
+    with pytest.raises(InputError) as raised:
+        methods.run(config(privacy__epsilon=9.0))
+    epsilon = f"privacy.epsilon: {run.privacy.epsilon} there, 9.0 here"
+    assert f"another plan ({epsilon}); choose another folder" in str(raised.value)
+
+
+def test_long_values_and_keys_of_one_side_are_not_shown_as_other_values() -> None:
+    before = {"method": {"name": "aug_pe", "old": 1, "records": 6}, "data": {"labels": ["a"] * 40}}
+    now = {
+        "method": {"name": "aug_pe", "new": 1, "records": 20},
+        "data": {"labels": ["b"]},
+        "privacy": {"epsilon": 1.0},
+    }
+    assert other_values(before, now) == [
+        "method.records: 6 there, 20 here",
+        "data.labels differs",
+    ]
+    other = now | {"method": {"name": "dp_kps", "records": 6}, "data": before["data"]}
+    assert other_values(before, other) == ['method.name: "aug_pe" there, "dp_kps" here']
+    many = {"method": {str(key): key for key in range(7)}}
+    shown = other_values(many, now | {"method": dict.fromkeys(many["method"], 9)})
+    assert len(shown) == 6 and shown[-1] == "and 2 more"
+    assert other_values(None, now) == []

@@ -14,6 +14,7 @@ import pytest
 import dpray
 from dpray.cli import run_command
 from dpray.commands.plan import Speed
+from dpray.commands.preview import show_preview
 from dpray.config.config import Config
 from dpray.engines.base import Completion, Sampling
 from dpray.io.columns import cut_advice
@@ -27,6 +28,7 @@ from dpray.runs.preview import (
     released_text,
     spread_labels,
 )
+from dpray.terminal import Terminal
 from dpray.types import Progress, Prompt, no_progress
 
 DEMO = Path(dpray.__file__).parent / "demo" / "model"
@@ -103,7 +105,8 @@ def test_every_method_shows_its_public_prompts(tmp_path: Path, method: str) -> N
     assert "praise" in words and "complaints" in words
     assert ("letters of guests" in words) == (method != "dp_sgd")
     assert [p.completed for p in shown if p.activity == "texts"] == [0, 1, 2, 3, 4]
-    assert cut_advice(0.5) in found["advice"]
+    [cut] = [line for line in found["advice"] if line.startswith("50% of the texts reach")]
+    assert f"reach method.{'max_length' if method == 'dp_sgd' else 'max_tokens'}: " in cut
     assert not any("data." in line for line in found["advice"])
     assert (found["forecast"] is None) == (method == "dp_sgd")
     assert not (tmp_path / "out").exists() and not (tmp_path / "none.db").exists()
@@ -250,7 +253,19 @@ def test_a_text_that_is_not_unicode_is_written(tmp_path: Path) -> None:
     writer = Writer([("lone \ud800 surrogate", 120)])
     found = preview(make_plan(config), 1, lambda *_, **__: writer, no_progress, True)
     assert "lone ? surrogate" in (tmp_path / "out" / "floor.jsonl").read_text()
-    assert cut_advice(1.0) in found["advice"]
+    assert cut_advice(1.0, {"name": "dp_sgd"}) in found["advice"]
+
+
+def test_the_next_command_has_the_settings_of_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(tmp_path, "dp_sgd")
+    writer = Writer([("A text.", 3)])
+    found = preview(make_plan(config), 1, lambda *_, **__: writer, no_progress, False)
+    show_preview(found, ["my job.yaml", "privacy.epsilon=2"], Terminal())
+    first, *_, last = capsys.readouterr().out.splitlines()[1:]
+    assert first.startswith("Prompt, as ") and first.endswith(" gets it:")
+    assert last.endswith(": dpray run 'my job.yaml' privacy.epsilon=2; if not: docs/bad_texts.md")
 
 
 def test_labels_by_their_shares() -> None:
