@@ -35,7 +35,12 @@ def test_lockstep_decoding_in_the_second_runner() -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"),
-            *("-p", "tests.engines.interpreted", "-k", f"not transformers and not lanes and ({SHARED})"),
+            *(
+                "-p",
+                "tests.engines.interpreted",
+                "-k",
+                f"not transformers and not lanes and ({SHARED})",
+            ),
             *(str(HERE / f"{name}.py") for name in files),
         ],
         cwd=HERE.parents[1],
