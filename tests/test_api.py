@@ -91,7 +91,8 @@ def test_audit(job: Path) -> None:
 
 def test_evaluate(job: Path) -> None:
     real = job.with_name("real.jsonl")
-    real.write_text("".join(f'{{"text": "note {n} of a cough", "label": "a"}}\n' for n in range(3)))
+    rows = [{"text": f"note {n} of a cough", "label": "ab"[n % 2]} for n in range(40)]
+    real.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(dpray.InputError, match="seed: there is no such key"):
         dpray.evaluate(real, real, seed=3)
     with pytest.raises(dpray.InputError, match="embedder: cannot load"):
