@@ -1,4 +1,4 @@
-"""How near the combinations of attributes come to the records', for docs/results.md.
+"""Compares the combinations of attributes with the records', for docs/results.md.
 
 `python experiments/attributes.py` prints the total variation distance between the shares that are
 drawn from and those of the records, the mean over all pairs of columns and over `DRAWS` draws of

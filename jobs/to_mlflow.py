@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from dpray.io.files import read_json
-from dpray.report.card import RECORDS, Release
+from dpray.report.card import Release
 from dpray.report.page import PAGE
-from dpray.runs.folder import MODEL, TABLES
+from dpray.runs.folder import MODEL, RECORDS, TABLES
 from dpray.runs.privacy_report import REPORT
 from dpray.types import InputError
 

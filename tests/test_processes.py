@@ -1,4 +1,4 @@
-"""Which process of the suite runs a file: `tests/conftest.py`."""
+"""Tests which process of the suite runs a file (`tests/conftest.py`)."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.config.config import Config
 from dpray.extras import Late
 from dpray.io.columns import cut_advice, cut_share
-from dpray.io.files import read_json
 from dpray.io.records import read_rows
 from dpray.ledger.account import Account
 from dpray.ledger.ledger import Ledger
+from dpray.methods.registry import is_finished
 from dpray.runs.folder import TABLES
 from dpray.runs.privacy_report import LedgerEntry, PrivacyReport, parse_report
 from dpray.terminal import Terminal, add_or_remove, progress_bar
@@ -75,7 +75,7 @@ def run_with_progress(config: Config, as_json: bool = False) -> dict[str, object
 def has_finished(config: Config) -> bool:
     """Return whether the folder of the configuration holds a finished run."""
     with suppress(InputError):  # none is there, or one that the run itself complains about
-        return read_json(Path(config.output.path) / "run.json").get("state") == "finished"
+        return is_finished(config)
     return False
 
 

@@ -37,13 +37,13 @@ from dpray.io.snapshot import take_snapshot, vanishing_folder
 from dpray.io.table import object_text, turns_text
 from dpray.io.table_schema import json_columns_of
 from dpray.mechanisms.topics import words_of
-from dpray.runs.folder import refuse_released
+from dpray.runs.folder import RECORDS, refuse_released
 from dpray.runs.released import HIDDEN
 from dpray.types import InputError, Json, OnProgress, ReadOnlyJson, no_progress, valid_unicode
 
 EVALUATION = "evaluation.json"
 
-RELEASED, RUN = "synthetic.jsonl", "run.json"
+RUN = "run.json"
 
 TEXT, LABEL = "text", "label"
 """The columns of a release, whatever the columns of its data are named."""
@@ -147,7 +147,7 @@ def evaluate_files(
 
 def _config_of_run(folder: Path) -> Json:
     """Return the public configuration of a run by its folder or its records, {} for other files."""
-    folder = folder.parent if folder.name == RELEASED else folder
+    folder = folder.parent if folder.name == RECORDS else folder
     return (read_json(folder / RUN).get("config") or {}) if (folder / RUN).is_file() else {}
 
 
@@ -267,9 +267,9 @@ def read_labelled(
     """Read the records of files, or of the release in a run's folder; blank texts are left out, and
     rows that the `rule`, of the form of `data.after`, does not keep. `further` gets the row of each
     record."""
-    released = Path(path) / RELEASED
+    released = Path(path) / RECORDS
     if (Path(path) / RUN).exists() and not released.exists():
-        raise InputError(f"{key}: {path}: a run's folder without {RELEASED}, not finished")
+        raise InputError(f"{key}: {path}: a run's folder without {RECORDS}, not finished")
     if released.exists() and (Path(path) / RUN).exists() and key == "--synthetic":
         # Columns of a table may be named like the release's own: `text` and `label`.
         read_text = partial(text_of, column=TEXT)
@@ -292,7 +292,7 @@ def read_labelled(
 
 
 def _files(path: str, key: str) -> Sequence[str]:
-    released = Path(path) / RELEASED
+    released = Path(path) / RECORDS
     return list_files(str(released) if released.exists() else path, key)
 
 

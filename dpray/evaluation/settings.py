@@ -36,8 +36,8 @@ class EvaluationSettings(Section):
     text: str = Field(
         "text",
         description="Column of the text, or of a table those of a record, with commas between; in "
-        "a release the text may also be named `text`. By default `text`, or if there is none in "
-        "the real records data.text or data.turns of the run in --synthetic.",
+        "a release the text may also be named `text`. By default `text`; if the real "
+        "records lack it, data.text or data.turns of the run in --synthetic.",
     )
     turns: str | None = Field(
         None, description="Column of conversations, in place of --text, as data.turns."

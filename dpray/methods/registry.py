@@ -77,7 +77,7 @@ def run(
         is_here = cluster.is_local(config)
         for name in sorted(config.method_names):
             require(f"method {name}", *NEEDS.get(name, ()))
-        finished = _kept_config(config) if _is_finished(config) else None
+        finished = _kept_config(config) if is_finished(config) else None
         if finished is None:
             _find(config.data)
         config = _with_pinned_models(config, finished)
@@ -101,7 +101,7 @@ def _find(data: DataConfig) -> None:
         open_database(data.path)
 
 
-def _is_finished(config: Config) -> bool:
+def is_finished(config: Config) -> bool:
     """Return whether the run in the folder has finished: it is only shown, without its data and
     its model."""
     file = Path(config.output.path) / "run.json"

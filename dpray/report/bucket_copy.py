@@ -109,7 +109,7 @@ def _sizes_are(filesystem: fs.FileSystem, root: str, files: dict[str, Json]) -> 
 
 
 def _read(filesystem: fs.FileSystem, path: str) -> Json | None:
-    """Return a JSON object in the bucket, None if there is none, {} for another file."""
+    """Return a JSON object in the bucket, None if it is not there, {} for another file."""
     if filesystem.get_file_info(path).type != fs.FileType.File:
         return None
     with filesystem.open_input_stream(path) as stream:

@@ -31,7 +31,7 @@ from dpray.io.records import read_rows
 from dpray.mechanisms.term_matcher import count_words
 from dpray.report.answers import Answers, answers_of
 from dpray.report.page import PAGE, templates, write_report
-from dpray.runs.folder import MODEL, TABLES
+from dpray.runs.folder import MODEL, RECORDS, TABLES
 from dpray.runs.privacy_report import REPORT, PrivacyReport, read_report
 from dpray.types import InputError, did_you_mean, valid_unicode
 
@@ -71,7 +71,6 @@ def hub_license(given: str) -> str:
 
 CARD, CROISSANT, SHEET = "README.md", "croissant.json", "nist_sp_800_226.html"
 
-RECORDS = "synthetic.jsonl"
 ROWS, TABLE = TABLES
 
 FIELDS = {

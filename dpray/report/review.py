@@ -11,10 +11,9 @@ from pathlib import Path
 from dpray.io.columns import label_name
 from dpray.io.files import write_durably
 from dpray.io.records import read_rows
+from dpray.runs.folder import RECORDS
 from dpray.runs.privacy_report import REPORT, read_report
 from dpray.types import InputError, Json
-
-RECORDS = "synthetic.jsonl"
 
 
 def label_studio(number: int, row: Json, about: dict[str, str]) -> Json:

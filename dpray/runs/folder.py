@@ -65,6 +65,9 @@ BATCHES_KEY = "batches.key"
 """The file in `private` with the secret key of the coins of batches, which is in no other file of
 a run. A finished run does not need it."""
 
+RECORDS = "synthetic.jsonl"
+"""The file of a release with its records."""
+
 FIRST = "first"
 """The folder in `private` of the first run of a chain."""
 
@@ -108,7 +111,7 @@ class ReleaseFolder:
 
     @property
     def synthetic(self) -> Path:
-        return self.root / "synthetic.jsonl"
+        return self.root / RECORDS
 
     def read_run(self) -> Json | None:
         """Return the content of run.json, or None if no run began here."""

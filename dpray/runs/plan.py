@@ -261,11 +261,10 @@ class Choice:
 def first_enough(
     plan_of: Callable[[C, float | None], P],
     candidates: Sequence[C],
-    signal_of: Callable[[P], Signal],
     bracket: tuple[float, float] | None,
-) -> tuple[P, Signal]:
-    """Return the first candidate's plan whose signal is enough, with its signal; if there is none,
-    the plan with the strongest one.
+) -> P:
+    """Return the first candidate's plan whose signal is enough; if no signal is, the plan with the
+    strongest one.
 
     `plan_of` makes a candidate's plan with a noise multiplier, by default with the least one of
     `bracket` that epsilon allows. The signal is inversely proportional to the noise, so one cost
@@ -274,14 +273,18 @@ def first_enough(
     strongest signal: it is asked first, because no other is enough if it is not. Without a
     `bracket` the noise is set. No plan is made after the first that is enough.
     """
+
+    def signal_of(plan: P) -> Signal:
+        assert plan.signal is not None  # public numbers tell it for these methods
+        return plan.signal
+
     if bracket is None:
-        tried: list[tuple[P, Signal]] = []
+        tried: list[P] = []
         for candidate in candidates:
-            plan = plan_of(candidate, None)
-            tried.append((plan, signal_of(plan)))
-            if tried[-1][1].is_enough:
+            tried.append(plan_of(candidate, None))
+            if signal_of(tried[-1]).is_enough:
                 return tried[-1]
-        return max(tried, key=lambda one: one[1].value)
+        return max(tried, key=lambda plan: signal_of(plan).value)
     least, most = bracket
     if not is_within_epsilon(plan_of(candidates[0], most)):
         candidates = candidates[:1]  # making its plan says that no noise is enough
@@ -293,10 +296,9 @@ def first_enough(
 
     for candidate in filter(may_be_enough, candidates if may_be_enough(candidates[-1]) else ()):
         plan = plan_of(candidate, None)
-        if (signal := signal_of(plan)).is_enough:
-            return plan, signal
-    plan = plan_of(candidates[-1], None)
-    return plan, signal_of(plan)
+        if signal_of(plan).is_enough:
+            return plan
+    return plan_of(candidates[-1], None)
 
 
 TUNED_WITHOUT_NOISE = (

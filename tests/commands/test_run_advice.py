@@ -1,4 +1,4 @@
-"""What a run prints at its end: its cost, what is left, and the key to turn if the texts are cut,
+"""A run prints at its end its cost, what is left, and the key to turn if the texts are cut,
 alike or no words."""
 
 from __future__ import annotations

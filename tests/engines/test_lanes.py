@@ -101,7 +101,7 @@ def test_the_tokens_are_those_of_one_group_at_a_time(
 
 
 def test_the_texts_that_follow(lanes_engine: Any, transformers_engine: Any) -> None:
-    """Of the same rows, of others, and of a longer public one, which has no lane."""
+    """Lanes take texts of the same rows and of others; a longer public row has no lane."""
 
     def texts(engine: Engine) -> dict[str, list[tuple[int, ...]]]:
         found: dict[str, list[tuple[int, ...]]] = {}

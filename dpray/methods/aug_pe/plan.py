@@ -96,7 +96,12 @@ class AugPePlan(Plan):
 
     @property
     def signal(self) -> Signal:
-        return signal_of(self)
+        """Return n / (n_syn L sigma): the votes of a text over the standard deviation of the
+        noise."""
+        assert self.votes is not None
+        candidates = self.settings.records * self.settings.variations
+        votes = self.config.data.public_size / (candidates * self.votes.noise_std)
+        return Signal(votes, VOTES, "votes a text, n / (n_syn L), over their noise")
 
     @property
     def noise_multiplier(self) -> float:
@@ -213,23 +218,15 @@ def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
         return replace(base, config=varied, settings=tried, votes=VoteHistogram(noise * k, k))
 
     bracket = NOISE_MULTIPLIERS if settings.noise_multiplier is None else None
-    best, signal = first_enough(plan_of, candidates, signal_of, bracket)
+    best = first_enough(plan_of, candidates, bracket)
     why = "the most variations whose votes stand above the noise"
     if given >= {"iterations", "variations"}:
         why = "as they are set"
-    elif not signal.is_enough:
+    elif not best.signal.is_enough:
         why = "the votes that come nearest to their noise"
     chosen = best.settings
-    return Choice(best, signal, (f"T {chosen.iterations}, L {chosen.variations}: {why}",))
+    return Choice(best, best.signal, (f"T {chosen.iterations}, L {chosen.variations}: {why}",))
 
 
 def new_texts(settings: AugPeSettings) -> tuple[int, int]:
     return settings.iterations * max(1, settings.variations - 1), settings.iterations
-
-
-def signal_of(plan: AugPePlan) -> Signal:
-    """Return n / (n_syn L sigma): the votes of a text over the standard deviation of the noise."""
-    assert plan.votes is not None
-    candidates = plan.settings.records * plan.settings.variations
-    votes = plan.config.data.public_size / (candidates * plan.votes.noise_std)
-    return Signal(votes, VOTES, "votes a text, n / (n_syn L), over their noise")

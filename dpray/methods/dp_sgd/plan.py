@@ -180,7 +180,10 @@ class DpSgdPlan(Plan):
 
     @property
     def signal(self) -> Signal:
-        return signal_of(self)
+        """Return q N / sigma, the clipped gradients of a batch over the noise of their sum."""
+        step = self.method.mechanism
+        units = step.expected_batch_size / step.noise_multiplier
+        return Signal(units, UNITS, "q N / sigma of a batch")
 
     @property
     def work(self) -> Work:
@@ -370,18 +373,11 @@ def choose(config: Config, settings: DpSgdSettings, records: int) -> Choice:
 
     candidates = (settings.epochs,) if "epochs" in given else EPOCHS
     bracket = NOISE_MULTIPLIERS if settings.noise_multiplier is None else None
-    best, signal = first_enough(plan_of, candidates, signal_of, bracket)
+    best = first_enough(plan_of, candidates, bracket)
     why = "the most whose batches stand above the noise"
     if "epochs" in given:
         why = "as they are set"
-    elif not signal.is_enough:
+    elif not best.signal.is_enough:
         why = "the least noise that is tried"
     what = f"{best.settings.epochs:g} passes in batches of {batch_size}"
-    return Choice(best, signal, (f"{what}: {why}",))
-
-
-def signal_of(plan: DpSgdPlan) -> Signal:
-    """Return q N / sigma, the clipped gradients of a batch over the noise of their sum."""
-    step = plan.method.mechanism
-    units = step.expected_batch_size / step.noise_multiplier
-    return Signal(units, UNITS, "q N / sigma of a batch")
+    return Choice(best, best.signal, (f"{what}: {why}",))
