@@ -95,13 +95,13 @@ def known_encoding(encoding: str | None) -> str | None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePart:
     """A part of a file: the lines of JSONL that begin between the bytes `begin` and `end`, or the
     row groups of Parquet with these numbers. Without `end` it is the whole file.
 
     `lines` and `rows` come before it, so that its rows have the numbers that they have in the whole
     file; a blank line is no row. `file_number` counts all files from 0, and stays when their folder
-    moves. The file has to have the digest `sha256` when the piece is read; None: any. `columns` are
+    moves. The file has to have the digest `sha256` when the part is read; None: any. `columns` are
     the names of the columns that are read; None reads all."""
 
     file: str

@@ -1,4 +1,4 @@
-"""Rows are read from files of many kinds, local or in a cloud, whole or in pieces.
+"""Rows are read from files of many kinds, local or in a cloud, whole or in parts.
 
 Errors name the file and the row, never its content.
 """
@@ -34,7 +34,7 @@ from dpray.io.formats import (
     ONE_TEXT,
     Content,
     FileFormat,
-    Piece,
+    FilePart,
     Row,
     Scanned,
     Where,
@@ -104,31 +104,31 @@ def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Whe
     Raises InputError that names the row for bytes that are not in the encoding, invalid JSON or a
     short CSV line.
     """
-    return read_piece(Piece(path, format=form))
+    return read_part(FilePart(path, format=form))
 
 
-def read_piece(piece: Piece) -> Iterator[tuple[Where, Row]]:
-    """Stream the rows of a piece, as `read_rows` streams a file's."""
-    for where, row in scan_piece(piece):
+def read_part(part: FilePart) -> Iterator[tuple[Where, Row]]:
+    """Stream the rows of a part, as `read_rows` streams a file's."""
+    for where, row in scan_part(part):
         if isinstance(row, InputError):
             raise row
         yield where, row
 
 
-def scan_piece(piece: Piece) -> Scanned:
-    """Stream the rows of a piece, with the columns that its folders name. A bad row comes as its
+def scan_part(part: FilePart) -> Scanned:
+    """Stream the rows of a part, with the columns that its folders name. A bad row comes as its
     error, and the rows after it follow if the file can be read on. Raises InputError for a file
     that cannot be read at all."""
-    named = folder_columns(piece.file)
-    for where, row in _with_varied(_scanned(piece)):
+    named = folder_columns(part.file)
+    for where, row in _with_varied(_scanned(part)):
         yield where, row if isinstance(row, InputError) or not named else named | row
 
 
-def last_row(piece: Piece) -> tuple[Where, Row | InputError] | None:
+def last_row(part: FilePart) -> tuple[Where, Row | InputError] | None:
     """Return the last row of a file of CSV, which may be a total, by its last bytes; None for other
     files, for compressed ones of more than `LOOKED_THROUGH` bytes, and if the bytes do not tell it.
     Raises InputError."""
-    file, form = piece.file, piece.format
+    file, form = part.file, part.format
     if kind_of(file) not in ("csv", "zip"):
         return None
     try:
@@ -136,12 +136,12 @@ def last_row(piece: Piece) -> tuple[Where, Row | InputError] | None:
             if kind != "csv" or (tail := _last_bytes(stream)) is None:
                 return None
         if not tail:
-            return next(iter(deque(scan_piece(piece), maxlen=1)), None)
+            return next(iter(deque(scan_part(part), maxlen=1)), None)
         with _opened(file) as (_, stream):
             buffered = io.BufferedReader(stream, READ_BYTES)
             start = buffered.peek(4)[:4]
             opened = open_csv(file, buffered, form)
-            found = last_csv_row(file, start, tail, opened, form, piece.reads)
+            found = last_csv_row(file, start, tail, opened, form, part.reads)
     except CORRUPT as error:
         raise _unreadable(file, error) from None
     if found is None or isinstance(found[1], InputError):
@@ -180,34 +180,34 @@ def _is_nested(row: Row | InputError) -> bool:
     return isinstance(row, dict) and any(isinstance(v, Mapping | list) for v in row.values())
 
 
-def _scanned(piece: Piece) -> Scanned:
-    if kind_of(piece.file) == "hub":
-        yield from _read_hub(piece.file)
+def _scanned(part: FilePart) -> Scanned:
+    if kind_of(part.file) == "hub":
+        yield from _read_hub(part.file)
         return
     try:
-        if piece.end is not None and kind_of(piece.file) == "json":
-            lines = (line.decode("utf-8", "surrogateescape") for line in lines_of(piece))
-            yield from json_lines(piece.file, lines, UTF_8, piece.format, piece.lines)
+        if part.end is not None and kind_of(part.file) == "json":
+            lines = (line.decode("utf-8", "surrogateescape") for line in lines_of(part))
+            yield from json_lines(part.file, lines, UTF_8, part.format, part.lines)
             return
-        with _opened(piece.file) as (kind, stream):
+        with _opened(part.file) as (kind, stream):
             if kind in IN_ANY_ORDER and _is_empty(stream):
                 return
-            yield from _rows_of(piece, kind, stream)
+            yield from _rows_of(part, kind, stream)
     except CORRUPT as error:
-        raise _unreadable(piece.file, error) from None
+        raise _unreadable(part.file, error) from None
 
 
-def _rows_of(piece: Piece, kind: Content, stream: Stream) -> Scanned:
-    file, form, buffered = piece.file, piece.format, partial(io.BufferedReader, stream, READ_BYTES)
+def _rows_of(part: FilePart, kind: Content, stream: Stream) -> Scanned:
+    file, form, buffered = part.file, part.format, partial(io.BufferedReader, stream, READ_BYTES)
     match kind:
         case "parquet":
-            rows = _numbered(piece, _parquet_batches(stream, piece), "Parquet")
+            rows = _numbered(part, _parquet_batches(stream, part), "Parquet")
         case "arrow":
-            rows = _numbered(piece, _arrow_batches(stream, piece), "Arrow")
+            rows = _numbered(part, _arrow_batches(stream, part), "Arrow")
         case "xlsx":
             rows = read_sheet(file, stream, form)
         case "csv":
-            rows = read_csv(file, buffered(), form, reads=piece.reads)
+            rows = read_csv(file, buffered(), form, reads=part.reads)
         case "json":
             rows = read_json(file, buffered(), form)
         case "txt":
@@ -221,40 +221,40 @@ def _rows_of(piece: Piece, kind: Content, stream: Stream) -> Scanned:
     return rows
 
 
-def _parquet_batches(stream: Stream, piece: Piece) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(stream: Stream, part: FilePart) -> Iterator[pa.RecordBatch]:
     with pyarrow.parquet.ParquetFile(stream) as file:
-        groups = None if piece.end is None else list(range(piece.begin, piece.end))
+        groups = None if part.end is None else list(range(part.begin, part.end))
         columns = None
         if file.metadata.num_rows:
-            columns = _fields_read(file.schema_arrow, piece)
+            columns = _fields_read(file.schema_arrow, part)
         yield from file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=groups, columns=columns)
 
 
-def _arrow_batches(stream: Stream, piece: Piece) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(stream: Stream, part: FilePart) -> Iterator[pa.RecordBatch]:
     """Yield batches that are validated: Arrow takes a file's offsets as they stand, and wrong ones
     would read beyond the file's memory, or end the process."""
     with _open_arrow(stream) as file:
         is_file = isinstance(file, pa.ipc.RecordBatchFileReader)
         numbers = range(file.num_record_batches) if is_file else ()
         for whole in map(file.get_batch, numbers) if is_file else file:
-            batch = whole.select(_columns_read(whole.schema, piece)) if whole.num_rows else whole
+            batch = whole.select(_columns_read(whole.schema, part)) if whole.num_rows else whole
             batch.validate(full=True)
             yield batch
 
 
-def _columns_read(schema: pa.Schema, piece: Piece) -> list[str]:
+def _columns_read(schema: pa.Schema, part: FilePart) -> list[str]:
     """Return the columns of a file that are read. Raises InputError, as a row would, for a column
     that is missing or named twice."""
-    row = folder_columns(piece.file) | row_of([(each.name, _shape(each.type)) for each in schema])
-    for name in sorted(piece.columns or ()):
-        column_of(row, name, Where(piece.file, piece.rows + 1))
-    return [name for name in schema.names if piece.reads(name) and schema.names.count(name) == 1]
+    row = folder_columns(part.file) | row_of([(each.name, _shape(each.type)) for each in schema])
+    for name in sorted(part.columns or ()):
+        column_of(row, name, Where(part.file, part.rows + 1))
+    return [name for name in schema.names if part.reads(name) and schema.names.count(name) == 1]
 
 
-def _fields_read(schema: pa.Schema, piece: Piece) -> list[str]:
+def _fields_read(schema: pa.Schema, part: FilePart) -> list[str]:
     """Return the columns, of objects only the fields that a dotted name leads to."""
-    columns = _columns_read(schema, piece)
-    named = piece.columns or frozenset(columns)
+    columns = _columns_read(schema, part)
+    named = part.columns or frozenset(columns)
     found = [name for name in columns if name in named]
     for name in named - {*schema.names}:
         first, *parts = name.split(".")
@@ -289,18 +289,18 @@ def _is_empty(stream: Stream) -> bool:
     return is_empty
 
 
-def _numbered(piece: Piece, batches: Iterable[pa.RecordBatch], kind: str) -> Scanned:
-    number = piece.rows
+def _numbered(part: FilePart, batches: Iterable[pa.RecordBatch], kind: str) -> Scanned:
+    number = part.rows
     try:
         for batch in batches:
             for start in range(0, batch.num_rows, ROWS_AT_ONCE):
                 for row in _plain_rows(batch.slice(start, ROWS_AT_ONCE)):
                     number += 1
-                    where = Where(piece.file, number)
+                    where = Where(part.file, number)
                     problem = f"{where}: {row}"
                     yield where, InputError(problem) if isinstance(row, str) else row
     except BROKEN as error:
-        where = Where(piece.file, number + 1)
+        where = Where(part.file, number + 1)
         why = f"not a valid {kind} file ({type(error).__name__})"
         yield where, InputError(f"{where}: {why}")
 
@@ -516,14 +516,14 @@ def _read_hub(path: str) -> Scanned:
         yield Where(path, number), row
 
 
-# Large files in pieces: a row has the same number however its file is cut
+# Large files in parts: a row has the same number however its file is cut
 
 
-def cut(whole: Piece, size: int) -> list[Piece]:
-    """Cut a file of more than `size` bytes into pieces: JSONL at the ends of lines, about every
-    `size` bytes, Parquet into its row groups. Any other file is one piece, as are compressed
+def cut(whole: FilePart, size: int) -> list[FilePart]:
+    """Cut a file of more than `size` bytes into parts: JSONL at the ends of lines, about every
+    `size` bytes, Parquet into its row groups. Any other file is one part, as are compressed
     files, JSON arrays and files that are not UTF-8. `count_rows` and `numbered` then set the
-    `lines` and `rows` before each piece of JSONL."""
+    `lines` and `rows` before each part of JSONL."""
     kind, file = kind_of(whole.file), whole.file
     if kind not in ("json", "parquet") or without_compression(file)[1] is not None:
         return [whole]
@@ -553,7 +553,9 @@ def _has_lines(filesystem: pyarrow.fs.FileSystem, name: str, form: FileFormat) -
     return utf_8 and not is_list
 
 
-def _cut_parquet(filesystem: pyarrow.fs.FileSystem, name: str, whole: Piece) -> Iterator[Piece]:
+def _cut_parquet(
+    filesystem: pyarrow.fs.FileSystem, name: str, whole: FilePart
+) -> Iterator[FilePart]:
     with pyarrow.parquet.ParquetFile(name, filesystem=filesystem) as parquet:
         metadata = parquet.metadata
     rows = 0
@@ -562,40 +564,40 @@ def _cut_parquet(filesystem: pyarrow.fs.FileSystem, name: str, whole: Piece) -> 
         rows += metadata.row_group(number).num_rows
 
 
-def count_rows(piece: Piece) -> tuple[int, int]:
-    """Return the lines and the rows of a piece of JSONL."""
+def count_rows(part: FilePart) -> tuple[int, int]:
+    """Return the lines and the rows of a part of JSONL."""
     lines = rows = 0
     try:
-        for line in lines_of(piece):
+        for line in lines_of(part):
             # The rule of `json_lines`; most lines need not be decoded for it.
             rows += line.startswith(b"{") or bool(line.decode("utf-8-sig", "replace").strip())
             lines += 1
     except OSError as error:
-        raise InputError(f"{piece.file}: cannot be read ({type(error).__name__})") from None
+        raise InputError(f"{part.file}: cannot be read ({type(error).__name__})") from None
     return lines, rows
 
 
-def numbered(pieces: Iterable[Piece], counts: Iterable[tuple[int, int]]) -> Iterator[Piece]:
-    """Yield the pieces of one file, which come in order, with what comes before each."""
+def numbered(parts: Iterable[FilePart], counts: Iterable[tuple[int, int]]) -> Iterator[FilePart]:
+    """Yield the parts of one file, which come in order, with what comes before each."""
     lines = rows = 0
-    for piece, (more_lines, more_rows) in zip(pieces, counts, strict=True):
-        yield replace(piece, lines=lines, rows=rows)
+    for part, (more_lines, more_rows) in zip(parts, counts, strict=True):
+        yield replace(part, lines=lines, rows=rows)
         lines, rows = lines + more_lines, rows + more_rows
 
 
-def lines_of(piece: Piece) -> Iterator[bytes]:
-    """Yield the lines of a piece of JSONL that has an end."""
-    filesystem, name = filesystem_of(piece.file)
-    end = piece.end or 0
+def lines_of(part: FilePart) -> Iterator[bytes]:
+    """Yield the lines of a part of JSONL that has an end."""
+    filesystem, name = filesystem_of(part.file)
+    end = part.end or 0
     with filesystem.open_input_file(name) as stream:
-        at = max(0, piece.begin - 1)
+        at = max(0, part.begin - 1)
         stream.seek(at)
         lines = io.BufferedReader(stream, READ_BYTES)
         # The end of a line that began before, or just its "\n".
-        before = piece.begin > 0
-        while before and at < end and (part := lines.readline(READ_BYTES)):
-            at += len(part)
-            before = not part.endswith(b"\n")
+        before = part.begin > 0
+        while before and at < end and (rest := lines.readline(READ_BYTES)):
+            at += len(rest)
+            before = not rest.endswith(b"\n")
         # A character has at most four bytes: what is cut off here has more than LONGEST_ROW.
         while at < end and (line := lines.readline(4 * LONGEST_ROW + 1)):
             at += len(line)

@@ -33,7 +33,7 @@ from dpray.workers.rows import (
     Row,
     RowsOf,
     check_cut_files,
-    data_pieces,
+    data_files,
     local_rows,
     ray_rows,
     record_rows,
@@ -117,7 +117,7 @@ class BatchGathering:
         with own_errors():
             run_placement().make_room()
             blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
-            check_cut_files(data_pieces(config.data))
+            check_cut_files(data_files(config.data))
         return cut_blocks(blocks, round(len(wanted) / (len(blocks) * task_size)))
 
     def gathered(self, config: Config, wanted: Sequence[str], task_size: int) -> ray.data.Dataset:

@@ -35,8 +35,8 @@ ROWS_AT_ONCE = 256
 """The most rows of a pass of transformers."""
 
 LOGITS = 4
-"""The logits of a step, and what choosing tokens makes of them on a CPU: the rows of a group in one
-piece, cut to what a schema allows, and without the rows that are not finite."""
+"""The logits of a step, and what choosing tokens makes of them on a CPU: the rows of a group at
+once, cut to what a schema allows, and without the rows that are not finite."""
 
 ROWS, ROW_BYTES = 32_768, 4096
 """The rows of a gathered block, and the bytes that are counted for each."""

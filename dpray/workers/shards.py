@@ -53,7 +53,7 @@ from dpray.workers.rows import (
     Row,
     RowsOf,
     check_cut_files,
-    data_pieces,
+    data_files,
     local_rows,
     ray_rows,
     record_rows,
@@ -236,7 +236,7 @@ class ShardActor:
 
 
 def _rows_of(config: Config) -> RowsOf:
-    """Return the reader of a piece's rows, with the label's and the attributes' columns if there
+    """Return the reader of a part's rows, with the label's and the attributes' columns if there
     are attributes."""
     columns = config.data.public_values if config.data.attributes else None
     return partial(record_rows, data=config.data, column_values=columns)
@@ -251,7 +251,7 @@ def _blocks(config: Config) -> list[object]:
         if config.runtime.actors > 1:
             rows = rows.repartition(target_num_rows_per_block=CHUNK)
         blocks: list[object] = rows.to_arrow_refs()
-        check_cut_files(data_pieces(config.data))
+        check_cut_files(data_files(config.data))
     return blocks
 
 

@@ -193,7 +193,7 @@ class LockstepProcessor(ABC):
         self._present: list[_Group] = []
         self._parts: dict[str, dict[int, int]] = {}
         self._rows = torch.empty(0, dtype=torch.long, device=device)
-        # The private rows of all groups, one group after the other, if some are not in one piece.
+        # The private rows of all groups, one group after the other, if some are not contiguous.
         self._private: torch.Tensor | None = None
 
     @abstractmethod
