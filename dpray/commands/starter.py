@@ -44,7 +44,7 @@ from dpray.io.formats import (
     AS_RECOGNISED,
     FileFormat,
     FilePart,
-    Row,
+    FileRow,
     Where,
     base_name,
     known_encoding,
@@ -288,7 +288,7 @@ def _number(answer: str) -> object:
 
 def _first_rows(
     files: Sequence[str], column: str, form: FileFormat, most: int = MOST_LOOKED_AT
-) -> Iterator[tuple[Where, Row]]:
+) -> Iterator[tuple[Where, FileRow]]:
     """Yield the first rows of the files, with one column. Raises InputError for a row that cannot
     be read."""
     some, columns = _spread(files), frozenset({column})

@@ -23,7 +23,7 @@ from dpray.types import ReadOnlyJson
 NGRAM = 5
 """Words in an n-gram."""
 
-BLOCK = 256
+QUERIES_AT_ONCE = 256
 """The number of queries that are compared with all references at once."""
 
 RUN_OF_SIGNS = 10
@@ -32,7 +32,7 @@ RUN_OF_SIGNS = 10
 LEAST_DIGITS, LEAST_LETTERS = 4, 5
 """Numbers with fewer digits, and words and identifiers with fewer letters, are left out."""
 
-KINDS = {
+STRING_KINDS = {
     "runs": f"runs of {NGRAM} words ({RUN_OF_SIGNS} characters without spaces)",
     "numbers": f"numbers of {LEAST_DIGITS} digits or more",
     "names": "two words in a row with capitals",
@@ -81,9 +81,9 @@ def nearest_cosine(queries_ND: np.ndarray, references_MD: np.ndarray) -> np.ndar
     """Return each query's largest cosine similarity with a reference, shape (N,). Time grows with
     the number of pairs, memory with the number of records."""
     queries, references = _unit(queries_ND), _unit(references_MD)
-    blocks = (queries[start : start + BLOCK] for start in range(0, len(queries), BLOCK))
+    starts = range(0, len(queries), QUERIES_AT_ONCE)
     # FAISS is slower on CPUs.
-    nearest = [(block @ references.T).max(axis=1) for block in blocks]
+    nearest = [(queries[at : at + QUERIES_AT_ONCE] @ references.T).max(axis=1) for at in starts]
     largest: np.ndarray = np.concatenate(nearest).clip(-1.0, 1.0)
     return largest
 
@@ -172,7 +172,7 @@ def _summary(values: np.ndarray) -> Mapping[str, float | None]:
 # Strings of one unit
 
 String = tuple[str, str]
-"""A kind of `KINDS`, and the string in one spelling."""
+"""A kind of `STRING_KINDS`, and the string in one spelling."""
 
 
 def compare_replays(
@@ -200,7 +200,7 @@ def compare_replays(
     return {
         "synthetic_records": len(synthetic),
         "held_out_records": len(held_out),
-        "kinds": {kind: _replayed(kind, rare, made, held) for kind in KINDS},
+        "kinds": {kind: _replayed(kind, rare, made, held) for kind in STRING_KINDS},
         "found": [
             {"kind": kind, "string": string, "in_held_out": (kind, string) in held}
             for kind, string in found[:MOST_FOUND]
@@ -227,7 +227,7 @@ def _without_edges(word: str) -> str:
 
 
 def strings_of(text: str) -> Iterator[String]:
-    """Yield the strings of a text that may tell a person: each kind of `KINDS`."""
+    """Yield the strings of a text that may tell a person: each kind of `STRING_KINDS`."""
     words = [word for word in map(_without_edges, text.split()) if word]
     for a, b in pairwise(words):
         if _is_name(a) and _is_name(b):

@@ -35,7 +35,7 @@ from dpray.io.formats import (
     Content,
     FileFormat,
     FilePart,
-    Row,
+    FileRow,
     Scanned,
     Where,
     base_name,
@@ -97,7 +97,7 @@ and a NotImplementedError, which is one too, for a compression that it does not 
 places and lengths from the file and trusts them, and Arrow refuses a place before the beginning."""
 
 
-def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Where, Row]]:
+def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Where, FileRow]]:
     """Stream the rows of one file of `list_files`. But for a JSON array, memory does not grow with
     the file.
 
@@ -107,7 +107,7 @@ def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Whe
     return read_part(FilePart(path, format=form))
 
 
-def read_part(part: FilePart) -> Iterator[tuple[Where, Row]]:
+def read_part(part: FilePart) -> Iterator[tuple[Where, FileRow]]:
     """Stream the rows of a part, as `read_rows` streams a file's."""
     for where, row in scan_part(part):
         if isinstance(row, InputError):
@@ -124,7 +124,7 @@ def scan_part(part: FilePart) -> Scanned:
         yield where, row if isinstance(row, InputError) or not named else named | row
 
 
-def last_row(part: FilePart) -> tuple[Where, Row | InputError] | None:
+def last_row(part: FilePart) -> tuple[Where, FileRow | InputError] | None:
     """Return the last row of a file of CSV, which may be a total, by its last bytes; None for other
     files, for compressed ones of more than `LOOKED_THROUGH` bytes, and if the bytes do not tell it.
     Raises InputError."""
@@ -176,7 +176,7 @@ def _with_varied(rows: Scanned) -> Scanned:
     yield from rows
 
 
-def _is_nested(row: Row | InputError) -> bool:
+def _is_nested(row: FileRow | InputError) -> bool:
     return isinstance(row, dict) and any(isinstance(v, Mapping | list) for v in row.values())
 
 
@@ -267,7 +267,7 @@ def _fields_read(schema: pa.Schema, part: FilePart) -> list[str]:
     return found
 
 
-def _shape(kind: pa.DataType) -> Row | None:
+def _shape(kind: pa.DataType) -> FileRow | None:
     """Return the nested names of a type, None for one without."""
     if not pa.types.is_struct(kind):
         return None
@@ -305,7 +305,7 @@ def _numbered(part: FilePart, batches: Iterable[pa.RecordBatch], kind: str) -> S
         yield where, InputError(f"{where}: {why}")
 
 
-def _plain_rows(batch: pa.RecordBatch) -> Iterator[Row | str]:
+def _plain_rows(batch: pa.RecordBatch) -> Iterator[FileRow | str]:
     """Yield the rows as Python values, and in place of a row with a value that Python does not
     have, such as a day of the year 10000, what is wrong with it."""
     try:
@@ -315,7 +315,7 @@ def _plain_rows(batch: pa.RecordBatch) -> Iterator[Row | str]:
             yield _plain_row(batch.slice(number, 1))
 
 
-def _plain_row(batch: pa.RecordBatch) -> Row | str:
+def _plain_row(batch: pa.RecordBatch) -> FileRow | str:
     row = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:

@@ -55,7 +55,7 @@ from dpray.types import (
 from dpray.workers.engine import BuildEngine, after_trial
 from dpray.workers.engine_pool import EnginePool, on_pool
 from dpray.workers.failures import FAIL, RESUME, Kind, class_name, kind_of
-from dpray.workers.metrics import Record, RunMetrics, no_metrics
+from dpray.workers.metrics import RunMetrics, SetMetric, no_metrics
 from dpray.workers.rows import Row, data_files, record_rows
 from dpray.workers.shards import Shards, Voters, W
 
@@ -97,7 +97,7 @@ class Session(Generic[P_co]):
     build: BuildEngine
     engine: Engine | None = None
     """The engine that was loaded before the charge, until it is taken."""
-    record: Record = no_metrics
+    record: SetMetric = no_metrics
     attempt_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     resume_hint: str = DprayError.resume_hint
     """Set on an error that ends the run: how to continue, and the cost."""

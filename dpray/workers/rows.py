@@ -23,7 +23,7 @@ from dpray.io.formats import FilePart, Where, base_name, kind_of
 from dpray.io.records import count_rows, cut, last_row, numbered, read_part
 from dpray.io.units import unit_of
 from dpray.mechanisms.batches import content_id, content_rank
-from dpray.types import DprayError, InputError, Json, is_interruption
+from dpray.types import DprayError, InputError, Json, in_parts, is_interruption
 
 if TYPE_CHECKING:
     import ray.data
@@ -46,7 +46,7 @@ RowsOf = Callable[[FilePart], Iterator[Row]]
 Tables = Callable[[Iterable[Row]], Iterator[pa.Table]]
 """Makes tables of rows, as `tables_of` does."""
 
-CHUNK = 1024
+ROWS_AT_ONCE = 1024
 """A block has at most this many rows."""
 
 PART_BYTES = 128 << 20
@@ -199,9 +199,8 @@ def tables_of(rows: Iterable[Row], schema: pa.Schema = ROWS) -> Iterator[pa.Tabl
     """Yield the rows in tables. The first one is empty: it has the schema, should there be no row.
     Ray cannot join blocks without one."""
     yield schema.empty_table()
-    rows = iter(rows)
-    while chunk := list(islice(rows, CHUNK)):
-        yield pa.Table.from_pylist(chunk, schema=schema)
+    for part in in_parts(rows, ROWS_AT_ONCE):
+        yield pa.Table.from_pylist(part, schema=schema)
 
 
 def ray_rows(
@@ -214,7 +213,7 @@ def ray_rows(
     data = config.data
     parts = parts_on_ray(data_files(data), PART_BYTES)
     whole = tables if data.unit is None else partial(tables_of, schema=schema)
-    read = partial(_read, parts=parts, rows_of=rows_of, tables=whole)
+    read = partial(_read_tables, parts=parts, rows_of=rows_of, tables=whole)
     rows = ray.data.from_items(
         [{"part": number} for number in range(len(parts))],
         override_num_blocks=min(len(parts), MOST_TASKS),
@@ -259,7 +258,7 @@ def _count(part: FilePart) -> tuple[int, int]:
         return count_rows(part)
 
 
-def _read(
+def _read_tables(
     numbers: Json, parts: Sequence[FilePart], rows_of: RowsOf, tables: Tables
 ) -> Iterator[pa.Table]:
     with without_words():

@@ -56,7 +56,7 @@ from dpray.engines.base import (
 )
 from dpray.engines.finite_rows import FiniteRows, highest, remember_together
 from dpray.engines.float32 import without_tf32
-from dpray.engines.passes import PublicPass, Rows, load_model
+from dpray.engines.passes import PrefilledRows, PublicPass, load_model
 from dpray.types import Json
 
 Fate = Literal["running", "exhausted", "broken", "failed"]
@@ -73,7 +73,7 @@ class _Text:
 
     size: int
     finite: FiniteRows
-    public_row: Rows | None = None
+    public_row: PrefilledRows | None = None
     tokens: list[int] = field(default_factory=list)
     fate: Fate = "running"
     error: str = ""
