@@ -131,19 +131,16 @@ def last_row(part: FilePart) -> tuple[Where, FileRow | InputError] | None:
     file, form = part.file, part.format
     if kind_of(file) not in ("csv", "zip"):
         return None
-    try:
-        with _opened(file) as (kind, stream):
-            if kind != "csv" or (tail := _last_bytes(stream)) is None:
-                return None
-        if not tail:
-            return next(iter(deque(scan_part(part), maxlen=1)), None)
-        with _opened(file) as (_, stream):
-            buffered = io.BufferedReader(stream, READ_BYTES)
-            start = buffered.peek(4)[:4]
-            opened = open_csv(file, buffered, form)
-            found = last_csv_row(file, start, tail, opened, form, part.reads)
-    except CORRUPT as error:
-        raise _unreadable(file, error) from None
+    with open_content(file) as (kind, stream):
+        if kind != "csv" or (tail := _last_bytes(stream)) is None:
+            return None
+    if not tail:
+        return next(iter(deque(scan_part(part), maxlen=1)), None)
+    with open_content(file) as (_, stream):
+        buffered = io.BufferedReader(stream, READ_BYTES)
+        start = buffered.peek(4)[:4]
+        opened = open_csv(file, buffered, form)
+        found = last_csv_row(file, start, tail, opened, form, part.reads)
     if found is None or isinstance(found[1], InputError):
         return found
     return found[0], folder_columns(file) | found[1]
@@ -184,17 +181,9 @@ def _scanned(part: FilePart) -> Scanned:
     if kind_of(part.file) == "hub":
         yield from _read_hub(part.file)
         return
-    try:
-        if part.end is not None and kind_of(part.file) == "json":
-            lines = (line.decode("utf-8", "surrogateescape") for line in lines_of(part))
-            yield from json_lines(part.file, lines, UTF_8, part.format, part.lines)
-            return
-        with _opened(part.file) as (kind, stream):
-            if kind in IN_ANY_ORDER and _is_empty(stream):
-                return
+    with open_content(part.file) as (kind, stream):
+        if kind not in IN_ANY_ORDER or not _is_empty(stream):
             yield from _rows_of(part, kind, stream)
-    except CORRUPT as error:
-        raise _unreadable(part.file, error) from None
 
 
 def _rows_of(part: FilePart, kind: Content, stream: Stream) -> Scanned:
@@ -208,6 +197,9 @@ def _rows_of(part: FilePart, kind: Content, stream: Stream) -> Scanned:
             rows = read_sheet(file, stream, form)
         case "csv":
             rows = read_csv(file, buffered(), form, reads=part.reads)
+        case "json" if part.end is not None:
+            lines = (line.decode("utf-8", "surrogateescape") for line in _lines(part, stream))
+            rows = json_lines(file, lines, UTF_8, form, part.lines)
         case "json":
             rows = read_json(file, buffered(), form)
         case "txt":
@@ -326,14 +318,14 @@ def _plain_row(batch: pa.RecordBatch) -> FileRow | str:
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[tuple[Content, Stream]]:
+def open_content(file: str) -> Iterator[tuple[Content, Stream]]:
     """Open a file and undo its compression: yield the kind of its content, and its bytes. Those of
-    `IN_ANY_ORDER` can be: from a copy without a name if they are compressed.
-    Raises InputError for a `.zip` that is not of one file, for bytes of another kind than the name
-    says, and OSError."""
-    filesystem, name = filesystem_of(file)
-    kind, compression = kind_of(name), without_compression(name)[1]
-    with ExitStack() as stack:
+    `IN_ANY_ORDER` can be: from a copy without a name if they are compressed. Raises InputError for
+    a file that cannot be read, a `.zip` that is not of one file, and bytes of another kind than the
+    name says; an error of reading in the block becomes an InputError without its words."""
+    with _readable(file), ExitStack() as stack:
+        filesystem, name = filesystem_of(file)
+        kind, compression = kind_of(name), without_compression(name)[1]
         with filesystem.open_input_stream(name, compression=None) as raw:
             check_content(file, raw.read(LOOKED_AT), compression or kind)
         if compression is None:
@@ -391,13 +383,19 @@ def _only_member(archive: zipfile.ZipFile, file: str) -> str:
     return infos[0].filename
 
 
-def _unreadable(file: str, error: Exception) -> InputError:
-    if isinstance(error, UnicodeError):
-        return InputError(f"{base_name(file)}: the bytes are not valid in the file's encoding")
-    if without_compression(file)[1] is not None:
-        ending = file.rsplit(".", 1)[-1].lower()
-        return InputError(f"{file}: cannot be read, or is not a whole .{ending} file")
-    return InputError(f"{file}: cannot be read ({type(error).__name__})")
+@contextmanager
+def _readable(file: str) -> Iterator[None]:
+    try:
+        yield
+    except CORRUPT as error:
+        if isinstance(error, UnicodeError):
+            why = "the bytes are not valid in the file's encoding"
+            raise InputError(f"{base_name(file)}: {why}") from None
+        if without_compression(file)[1] is not None:
+            ending = file.rsplit(".", 1)[-1].lower()
+            why = f"cannot be read, or is not a whole .{ending} file"
+            raise InputError(f"{file}: {why}") from None
+        raise InputError(f"{file}: cannot be read ({type(error).__name__})") from None
 
 
 @dataclass(frozen=True)
@@ -461,17 +459,6 @@ def is_empty_file(file: str) -> bool:
         return False
     with open_content(file) as (_, stream):
         return not stream.read(1)
-
-
-@contextmanager
-def open_content(file: str) -> Iterator[tuple[Content, Stream]]:
-    """Open a file and undo its compression: yield the kind of its content, and its bytes. Raises
-    InputError for a file that cannot be read."""
-    try:
-        with _opened(file) as opened:
-            yield opened
-    except CORRUPT as error:
-        raise _unreadable(file, error) from None
 
 
 def _names_in(schema: pa.Schema) -> list[str]:
@@ -567,13 +554,11 @@ def _cut_parquet(
 def count_rows(part: FilePart) -> tuple[int, int]:
     """Return the lines and the rows of a part of JSONL."""
     lines = rows = 0
-    try:
-        for line in lines_of(part):
+    with open_content(part.file) as (_, stream):
+        for line in _lines(part, stream):
             # The rule of `json_lines`; most lines need not be decoded for it.
             rows += line.startswith(b"{") or bool(line.decode("utf-8-sig", "replace").strip())
             lines += 1
-    except OSError as error:
-        raise InputError(f"{part.file}: cannot be read ({type(error).__name__})") from None
     return lines, rows
 
 
@@ -585,20 +570,17 @@ def numbered(parts: Iterable[FilePart], counts: Iterable[tuple[int, int]]) -> It
         lines, rows = lines + more_lines, rows + more_rows
 
 
-def lines_of(part: FilePart) -> Iterator[bytes]:
+def _lines(part: FilePart, stream: Stream) -> Iterator[bytes]:
     """Yield the lines of a part of JSONL that has an end."""
-    filesystem, name = filesystem_of(part.file)
-    end = part.end or 0
-    with filesystem.open_input_file(name) as stream:
-        at = max(0, part.begin - 1)
-        stream.seek(at)
-        lines = io.BufferedReader(stream, READ_BYTES)
-        # The end of a line that began before, or just its "\n".
-        before = part.begin > 0
-        while before and at < end and (rest := lines.readline(READ_BYTES)):
-            at += len(rest)
-            before = not rest.endswith(b"\n")
-        # A character has at most four bytes: what is cut off here has more than LONGEST_ROW.
-        while at < end and (line := lines.readline(4 * LONGEST_ROW + 1)):
-            at += len(line)
-            yield line
+    end, at = part.end or 0, max(0, part.begin - 1)
+    stream.seek(at)
+    lines = io.BufferedReader(stream, READ_BYTES)
+    # The end of a line that began before, or just its "\n".
+    before = part.begin > 0
+    while before and at < end and (rest := lines.readline(READ_BYTES)):
+        at += len(rest)
+        before = not rest.endswith(b"\n")
+    # A character has at most four bytes: what is cut off here has more than LONGEST_ROW.
+    while at < end and (line := lines.readline(4 * LONGEST_ROW + 1)):
+        at += len(line)
+        yield line
