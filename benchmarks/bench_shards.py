@@ -43,7 +43,7 @@ import dpray
 from dpray.config.config import Config
 from dpray.engines.base import LockstepGroup, LockstepResult, nothing_follows
 from dpray.engines.row_variation import POSITIONS
-from dpray.io.formats import Piece
+from dpray.io.formats import FilePart
 from dpray.mechanisms.randomness import new_key, new_salt
 from dpray.methods.config import parse_config
 from dpray.methods.dp_sgd.release import shards_here, shards_on_ray
@@ -188,7 +188,7 @@ def growth_by_reading(plan: Plan, folder: Path) -> float:
     process, growth, read = psutil.Process(), 0, 0
     before = process.memory_info().rss
     for path in sorted(folder.glob("*.jsonl")):
-        for _ in record_rows(Piece(str(path)), plan.config.data):
+        for _ in record_rows(FilePart(str(path)), plan.config.data):
             read += 1
             if read % 10_000 == 0:
                 growth = max(growth, process.memory_info().rss - before)

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 Json = dict[str, Any]
 """A JSON object."""
 
 ReadOnlyJson = Mapping[str, Any]
 """A JSON object that its reader does not change."""
+
+
+def in_parts(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of at most `size`."""
+    left = iter(items)
+    while part := list(islice(left, size)):
+        yield part
 
 
 class DprayError(Exception):

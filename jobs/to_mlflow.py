@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dpray.io.files import read_json
-from dpray.report.card import Release
+from dpray.report.card import PublicRelease
 from dpray.report.page import PAGE
 from dpray.runs.folder import MODEL, RECORDS, TABLES
 from dpray.runs.privacy_report import REPORT
@@ -45,7 +45,7 @@ def numbers(report: Mapping[str, Any]) -> dict[str, float]:
 
 def log_run(folder: Path, mlflow: Any) -> None:
     """Log the run in `folder`. Raises InputError for one that is not finished, or not private."""
-    release = Release.of(folder, None, "")
+    release = PublicRelease.of(folder, None, "")
     run = read_json(folder / "run.json")
     if run["state"] != "finished":
         raise InputError(f"{folder}: this run is not finished")

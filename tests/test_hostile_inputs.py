@@ -16,7 +16,7 @@ import yaml
 
 from dpray.cli import run_command
 from dpray.io.file_list import list_files
-from dpray.io.formats import Piece
+from dpray.io.formats import FilePart
 from dpray.io.records import read_rows
 from dpray.methods.config import load_config, parse_config
 from dpray.runs.folder import ReleaseFolder
@@ -160,7 +160,7 @@ def test_a_unit_is_a_value(settings: Settings, tmp_path: Path, unit: Any) -> Non
     path.write_text(json.dumps({"text": "x", "label": "a", "who": unit}) + "\n")
     data = parse_config(settings(data__unit="who")).data
     with pytest.raises(InputError, match=r"^rows\.jsonl, row 1: column 'who' "):
-        list(record_rows(Piece(str(path)), data))
+        list(record_rows(FilePart(str(path)), data))
 
 
 def test_one_number_is_one_unit(settings: Settings, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_one_number_is_one_unit(settings: Settings, tmp_path: Path) -> None:
     written = [f'"who": {who}' for who in ("1", "1.0", "1e0", "-0.0")]
     path.write_text("".join(f'{{"text": "x", "label": "a", {who}}}\n' for who in written))
     data = parse_config(settings(data__unit="who")).data
-    assert [record["unit"] for record in record_rows(Piece(str(path)), data)] == [
+    assert [record["unit"] for record in record_rows(FilePart(str(path)), data)] == [
         "1",
         "1",
         "1",

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 Numbers = npt.NDArray[Any]
 
-BLOCK = 256
-"""The curves of at most this many draws are computed in one pass, and kept. More draws are blocks
+DRAWS_AT_ONCE = 256
+"""The curves of at most this many draws are computed in one pass, and kept. More draws are parts
 of so many, each a mechanism of its own: one pass takes time as their number to the power of 1.5."""
 
 POINTS, CHORDS = 2**15, 8
-"""Losses on either side of 0 at which the blocks are composed, and how many of them lie under one
+"""Losses on either side of 0 at which the parts are composed, and how many of them lie under one
 chord of their curve."""
 
 TAIL, FAR_TAIL = 1e-15, 1e-100
@@ -163,8 +163,8 @@ def subsampled_loss(loss: float, q: float) -> float:
 def composed_draws(eta: float, draws: int) -> Curve:
     """Return the curve of the worst adaptive composition of `draws` draws of range `eta`. It holds
     in both directions, because swapping the two worlds does not change the range."""
-    if draws > BLOCK:
-        return _composed_blocks(eta, draws)
+    if draws > DRAWS_AT_ONCE:
+        return _composed_parts(eta, draws)
     return _grid(eta, max(16, 2 ** math.ceil(math.log2(draws)))).curve(draws)
 
 
@@ -174,23 +174,23 @@ def draws_pld(eta: float, draws: int, interval: float) -> Pld:
     def composed(draws: int) -> Pld:
         return pld_library.PrivacyLossDistribution(composed_draws(eta, draws).pmf(interval))
 
-    blocks, rest = divmod(draws, BLOCK)
-    if blocks == 0:
+    parts, rest = divmod(draws, DRAWS_AT_ONCE)
+    if parts == 0:
         return composed(rest)
-    total = composed(BLOCK).self_compose(blocks)
+    total = composed(DRAWS_AT_ONCE).self_compose(parts)
     return total.compose(composed(rest)) if rest else total
 
 
 @functools.lru_cache(maxsize=64)
-def _composed_blocks(eta: float, draws: int) -> Curve:
-    """Return the curve of more than `BLOCK` draws, block by block. Far out, where the rounding of
-    the FFT hides it, zCDP bounds delta by exp(-(epsilon - rho)^2 / (4 rho))."""
+def _composed_parts(eta: float, draws: int) -> Curve:
+    """Return the curve of more than `DRAWS_AT_ONCE` draws, part by part. Far out, where the
+    rounding of the FFT hides it, zCDP bounds delta by exp(-(epsilon - rho)^2 / (4 rho))."""
     interval = last_epsilon(eta, draws, FAR_TAIL) / POINTS
     right = interval * np.arange(0, POINTS + 1, CHORDS)
     deltas = hockey_stick(draws_pld(eta, draws, interval), right)
     rho = draws * eta**2 / 8
     tail = np.exp(-(np.maximum(right - rho, 0.0) ** 2) / (4 * rho))
-    deltas = np.minimum(deltas + FFT_ROUNDING * (draws // BLOCK + 1), tail)
+    deltas = np.minimum(deltas + FFT_ROUNDING * (draws // DRAWS_AT_ONCE + 1), tail)
     # A swap of the worlds keeps ranges. It gives the left half, without a difference of numbers
     # near 1.
     half = right[right < last_epsilon(eta, draws, TAIL)][:0:-1]

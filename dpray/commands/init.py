@@ -33,103 +33,89 @@ LOOK = (
     "are shown to you."
 )
 
-DataFile = Annotated[str, typer.Argument(help="A data file, folder, glob or hf://name.")]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="The configuration; by default NAME.yaml next to FILE."),
-]
-Text = Annotated[
-    str | None, typer.Option(help="The column of the text; A,B,C: those of a table's record.")
-]
-Turns = Annotated[str | None, typer.Option(help="The column of conversations, in place of --text.")]
-Label = Annotated[str | None, typer.Option(help="The column of the label.")]
-Labels = Annotated[
-    str | None,
-    typer.Option(help='The public label set: A,B,"C, with a comma".', metavar="A,B,..."),
-]
-About = Annotated[
-    str | None,
-    typer.Option(help="PUBLIC: what the texts are, as in `Here are ...`; for the prompts."),
-]
-LabelAbout = Annotated[
-    str | None,
-    typer.Option(help="PUBLIC: what labels mean, for the prompts.", metavar="1: WORDS, 2: ..."),
-]
-Language = Annotated[str | None, typer.Option(help="PUBLIC: the texts' language, as German.")]
-Unit = Annotated[
-    str | None, typer.Option(help="The column of the person, if one may have several rows.")
-]
-NoUnit = Annotated[bool, typer.Option("--no-unit", help="Each row is another person.")]
-Size = Annotated[
-    int | None, typer.Option(min=1, help="Your public estimate of the number of records.")
-]
-Epsilon = Annotated[float | None, typer.Option(help="The most the run may cost.")]
-Delta = Annotated[
-    float | None, typer.Option(help="By default below 1 / public size by a factor of ten.")
-]
-MethodName = Annotated[Method | None, typer.Option(help="The method; auto compares all.")]
-Vocabulary = Annotated[str | None, typer.Option(help="For dp_kps and auto: public terms.")]
-Dataset = Annotated[str | None, typer.Option(help="The ledger's name for the data.")]
-Model = Annotated[str | None, typer.Option(help="A folder, a hub's name, or smollm2.")]
-Out = Annotated[str | None, typer.Option(help="The folder of the release.")]
-Delimiter = Annotated[
-    str | None,
-    typer.Option(parser=one_sign, metavar="TEXT", help="Delimiter of CSV, if the header misleads."),
-]
-Encoding = Annotated[
-    str | None,
-    typer.Option(
-        parser=known_encoding, metavar="TEXT", help="Encoding of text files, such as cp1252."
-    ),
-]
-Quote = Annotated[
-    str,
-    typer.Option(parser=quote_sign, metavar="TEXT", help='Sign around a cell of CSV; "": none.'),
-]
-Escape = Annotated[
-    str | None,
-    typer.Option(parser=one_sign, metavar="TEXT", help="Sign before a quote in a cell of CSV."),
-]
-Records = Annotated[
-    str | None, typer.Option(help="The key of the list of rows, if a JSON file is an object.")
-]
-SkipRows = Annotated[
-    int,
-    typer.Option(min=0, max=1000, help="Rows of CSV or .xlsx above the header, such as titles."),
-]
-Looks = Annotated[bool, typer.Option("--look", help=LOOK)]
-Force = Annotated[bool, typer.Option("--force", help="Replace the file.")]
-
 
 def init(
     context: typer.Context,
-    file: DataFile,
-    output: Output = None,
-    text: Text = None,
-    turns: Turns = None,
-    label: Label = None,
-    labels: Labels = None,
-    about: About = None,
-    label_about: LabelAbout = None,
-    language: Language = None,
-    unit: Unit = None,
-    no_unit: NoUnit = False,
-    public_size: Size = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    method: MethodName = None,
-    vocabulary: Vocabulary = None,
-    dataset: Dataset = None,
-    model: Model = None,
-    out: Out = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
-    quote: Quote = AS_RECOGNISED.quote,
-    escape: Escape = None,
-    records: Records = None,
-    skip_rows: SkipRows = 0,
-    looks: Looks = False,
-    force: Force = False,
+    file: Annotated[str, typer.Argument(help="A data file, folder, glob or hf://name.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The configuration; by default NAME.yaml next to FILE."
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="The column of the text; A,B,C: those of a table's record.")
+    ] = None,
+    turns: Annotated[
+        str | None, typer.Option(help="The column of conversations, in place of --text.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(help='The public label set: A,B,"C, with a comma".', metavar="A,B,..."),
+    ] = None,
+    about: Annotated[
+        str | None,
+        typer.Option(help="PUBLIC: what the texts are, as in `Here are ...`; for the prompts."),
+    ] = None,
+    label_about: Annotated[
+        str | None,
+        typer.Option(help="PUBLIC: what labels mean, for the prompts.", metavar="1: WORDS, 2: ..."),
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="PUBLIC: the texts' language, as German.")
+    ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="The column of the person, if one may have several rows.")
+    ] = None,
+    no_unit: Annotated[bool, typer.Option("--no-unit", help="Each row is another person.")] = False,
+    public_size: Annotated[
+        int | None, typer.Option(min=1, help="Your public estimate of the number of records.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The most the run may cost.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="By default below 1 / public size by a factor of ten.")
+    ] = None,
+    method: Annotated[Method | None, typer.Option(help="The method; auto compares all.")] = None,
+    vocabulary: Annotated[
+        str | None, typer.Option(help="For dp_kps and auto: public terms.")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="The ledger's name for the data.")] = None,
+    model: Annotated[str | None, typer.Option(help="A folder, a hub's name, or smollm2.")] = None,
+    out: Annotated[str | None, typer.Option(help="The folder of the release.")] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            parser=one_sign, metavar="TEXT", help="Delimiter of CSV, if the header misleads."
+        ),
+    ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(
+            parser=known_encoding, metavar="TEXT", help="Encoding of text files, such as cp1252."
+        ),
+    ] = None,
+    quote: Annotated[
+        str,
+        typer.Option(
+            parser=quote_sign, metavar="TEXT", help='Sign around a cell of CSV; "": none.'
+        ),
+    ] = AS_RECOGNISED.quote,
+    escape: Annotated[
+        str | None,
+        typer.Option(parser=one_sign, metavar="TEXT", help="Sign before a quote in a cell of CSV."),
+    ] = None,
+    records: Annotated[
+        str | None, typer.Option(help="The key of the list of rows, if a JSON file is an object.")
+    ] = None,
+    skip_rows: Annotated[
+        int,
+        typer.Option(
+            min=0, max=1000, help="Rows of CSV or .xlsx above the header, such as titles."
+        ),
+    ] = 0,
+    looks: Annotated[bool, typer.Option("--look", help=LOOK)] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a commented configuration. Reads the header of the file, and no row without --look. On

@@ -40,9 +40,17 @@ from dpray.io.encodings import (
     is_western,
 )
 from dpray.io.file_list import list_files
-from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece, Row, Where, base_name, known_encoding
+from dpray.io.formats import (
+    AS_RECOGNISED,
+    FileFormat,
+    FilePart,
+    FileRow,
+    Where,
+    base_name,
+    known_encoding,
+)
 from dpray.io.languages import language_of
-from dpray.io.records import Header, is_empty_file, read_file_header, read_piece, titles_in
+from dpray.io.records import Header, is_empty_file, read_file_header, read_part, titles_in
 from dpray.io.table import messages_of, role_of
 from dpray.io.yaml_text import dump_yaml, parse_yaml
 from dpray.methods.config import load_config
@@ -280,11 +288,11 @@ def _number(answer: str) -> object:
 
 def _first_rows(
     files: Sequence[str], column: str, form: FileFormat, most: int = MOST_LOOKED_AT
-) -> Iterator[tuple[Where, Row]]:
+) -> Iterator[tuple[Where, FileRow]]:
     """Yield the first rows of the files, with one column. Raises InputError for a row that cannot
     be read."""
     some, columns = _spread(files), frozenset({column})
-    rows = (read_piece(Piece(file, format=form, columns=columns)) for file in some)
+    rows = (read_part(FilePart(file, format=form, columns=columns)) for file in some)
     each = most // len(some)
     return chain.from_iterable(islice(of_file, each) for of_file in rows)
 

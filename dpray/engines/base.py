@@ -325,7 +325,7 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory"
 also if a worker process of vLLM repeats them in an error of its own."""
 
 
-BROKEN = (214, 220)
+HARDWARE_ERRORS = (214, 220)
 """The numbers that CUDA gives to an uncorrectable error of a GPU's memory (ECC) and of its link to
 another one (NVLink); `torch.AcceleratorError` has them as `error_code`. Only hardware causes these.
 A failed assertion of a kernel is not among them: an index out of range may be a record's."""
@@ -337,7 +337,7 @@ def failure_name(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         is_device = isinstance(cause, torch.AcceleratorError)
-        broken = is_device and getattr(cause, "error_code", None) in BROKEN
+        broken = is_device and getattr(cause, "error_code", None) in HARDWARE_ERRORS
         if broken or isinstance(cause, DeviceLost):
             return DeviceLost.__name__
         out = isinstance(cause, MemoryError | torch.OutOfMemoryError | OutOfMemory)

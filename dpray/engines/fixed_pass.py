@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import Cache
 
-from dpray.engines.passes import Rows, cache_argument, readable
+from dpray.engines.passes import PrefilledRows, cache_argument, readable
 
 Compute = Callable[[], None]
 
@@ -90,7 +90,13 @@ class FixedPass:
     """
 
     def __init__(
-        self, model: Any, like: Rows, places: int, width: int, columns: int, capture: Capture
+        self,
+        model: Any,
+        like: PrefilledRows,
+        places: int,
+        width: int,
+        columns: int,
+        capture: Capture,
     ) -> None:
         device = like.mask.device
         self._model, self._width = model, width
@@ -134,7 +140,7 @@ class FixedPass:
             self.inputs.copy_(given[:, first : first + self._width])
             self._run()
 
-    def put(self, first: int, rows: Rows) -> None:
+    def put(self, first: int, rows: PrefilledRows) -> None:
         """Keep the prompts of `rows` in the places from `first` on."""
         longest = rows.mask.shape[1]
         lengths = rows.mask.sum(1)

@@ -57,7 +57,7 @@ def left_padded(
 
 
 @dataclass
-class Rows:
+class PrefilledRows:
     """Rows after their prompts: KV cache, attention mask, and first logits, float32, shape
     (rows, V)."""
 
@@ -91,7 +91,7 @@ def readable(model: Any) -> int:
 
 
 @torch.inference_mode()
-def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device) -> Rows:
+def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device) -> PrefilledRows:
     """Compute the prompts' rows in one forward pass."""
     ids, mask = left_padded(prompts, device)
     cache = DynamicCache(config=model.config)
@@ -102,11 +102,11 @@ def prefill(model: Any, prompts: Sequence[tuple[int, ...]], device: torch.device
         logits_to_keep=1,
         **{cache_argument(model.__class__): cache},
     )
-    return Rows(cache, mask, output.logits[:, -1, : readable(model)].float())
+    return PrefilledRows(cache, mask, output.logits[:, -1, : readable(model)].float())
 
 
 @torch.inference_mode()
-def advance(model: Any, rows: Rows, tokens: Sequence[int]) -> torch.Tensor:
+def advance(model: Any, rows: PrefilledRows, tokens: Sequence[int]) -> torch.Tensor:
     """Compute the rows' logits after `tokens`, the same for all; only the last token is new."""
     count = rows.mask.shape[0]
     grown = rows.mask.new_ones(count, len(tokens))
@@ -133,9 +133,9 @@ class PublicPass:
 
     def __init__(self, model: object, device: torch.device) -> None:
         self._model, self._device = model, device
-        self._prompts: dict[tuple[int, ...], Rows] = {}
+        self._prompts: dict[tuple[int, ...], PrefilledRows] = {}
 
-    def start(self, prompt: tuple[int, ...]) -> Rows:
+    def start(self, prompt: tuple[int, ...]) -> PrefilledRows:
         """Return the prompt's row, a copy of a prefill that is kept for the next text."""
         if prompt not in self._prompts:
             while self._prompts and sum(map(len, self._prompts)) + len(prompt) > TOKENS_KEPT:
@@ -143,7 +143,7 @@ class PublicPass:
             self._prompts[prompt] = prefill(self._model, [prompt], self._device)
         return copy.deepcopy(self._prompts[prompt])
 
-    def logits(self, row: Rows, tokens: Sequence[int]) -> torch.Tensor:
+    def logits(self, row: PrefilledRows, tokens: Sequence[int]) -> torch.Tensor:
         """Return the next token's logits after `tokens`, float32, shape (V,). Call it once at every
         position, in order."""
         return advance(self._model, row, tokens)[0] if tokens else row.logits[0]

@@ -44,7 +44,7 @@ from dpray.engines.kv_cache import CHOICE, CHOICE_OF_LOGIT, bytes_per_token, cpu
 from dpray.engines.lanes import Lanes, Text, lanes_for
 from dpray.engines.model_path import resolve_model
 from dpray.engines.passes import (
-    Rows,
+    PrefilledRows,
     TokenIds,
     advance,
     left_padded,
@@ -130,7 +130,7 @@ class TransformersEngine(TextCodec):
         per_logit = 2 * 4 + CHOICE_OF_LOGIT if self._device.type == "cuda" else 0
         self._bytes_per_row = per_logit * self.readable
         self._cache_bytes = self._room(config, group[0] * group[1] * self._bytes_per_token)
-        self._prefilled: tuple[TokenIds, list[Rows]] | None = None
+        self._prefilled: tuple[TokenIds, list[PrefilledRows]] | None = None
         most = (MOST_LANES if self._device.type == "cuda" else 0) if lanes is None else lanes
         self._lanes = self._made_lanes(most, *group, capture) if most and group[0] > 1 else None
 
@@ -394,7 +394,7 @@ class TransformersEngine(TextCodec):
         kept = max(0, held - size)
         return private[:kept], [private[i : i + size] for i in range(kept, len(private), size)]
 
-    def _prefill(self, private: TokenIds, public: tuple[int, ...]) -> list[Rows]:
+    def _prefill(self, private: TokenIds, public: tuple[int, ...]) -> list[PrefilledRows]:
         """Compute the private rows after their prompts, then the public one by itself; both are
         kept for the batch's next text, which has the same prompts."""
         prompts = (*private, public)
@@ -403,8 +403,8 @@ class TransformersEngine(TextCodec):
                 part.rewind()
             return self._prefilled[1]
         self._prefilled = None
-        chunks = [private[i : i + self._max_rows] for i in range(0, len(private), self._max_rows)]
-        rows = [prefill(self._model, chunk, self._device) for chunk in (*chunks, (public,))]
+        parts = [private[i : i + self._max_rows] for i in range(0, len(private), self._max_rows)]
+        rows = [prefill(self._model, part, self._device) for part in (*parts, (public,))]
         if all(part.can_rewind for part in rows):
             self._prefilled = (prompts, rows)
         return rows

@@ -25,7 +25,7 @@ from dpray.io.file_list import list_files
 from dpray.io.records import read_rows
 from dpray.io.snapshot import vanishing_folder
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.runs.plan import Losses, Plan
+from dpray.runs.plan import LossesOf, Plan
 from dpray.types import DprayError, InputError, Json, OnProgress, Progress, Resumable
 
 RunMethod = Callable[[Config, OnProgress], object]
@@ -42,7 +42,7 @@ _SIGNS = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class SecretKind:
     """A sentence with a place for a secret. Millions of secrets fit the pattern."""
 
     name: str
@@ -56,17 +56,21 @@ class Kind:
 
 
 SECRETS = (
-    Kind("name", "I am {}, and nobody here ever had a better idea than this.", "Cvcvcv Cvcvcv"),
-    Kind("address", "They sent it to {} Street instead, three hours late!", "9999 Cvcvcv"),
-    Kind("number", "Call {} and ask for me, I said, but nobody did.", "999-999-9999"),
-    Kind("e-mail", "Since then {}@mail.example gets an advertisement every day.", "cvcvcv9999"),
-    Kind("plate", "The car had the plate {} and stood there all night.", "AAA 9999"),
+    SecretKind(
+        "name", "I am {}, and nobody here ever had a better idea than this.", "Cvcvcv Cvcvcv"
+    ),
+    SecretKind("address", "They sent it to {} Street instead, three hours late!", "9999 Cvcvcv"),
+    SecretKind("number", "Call {} and ask for me, I said, but nobody did.", "999-999-9999"),
+    SecretKind(
+        "e-mail", "Since then {}@mail.example gets an advertisement every day.", "cvcvcv9999"
+    ),
+    SecretKind("plate", "The car had the plate {} and stood there all night.", "AAA 9999"),
 )
 
 
 @dataclass(frozen=True)
 class Canary:
-    kind: Kind
+    kind: SecretKind
     secret: str
     repetitions: int
 
@@ -117,7 +121,7 @@ def try_canaries(
     canaries: Sequence[Canary],
     candidates: int,
     run: RunMethod,
-    released_losses: Callable[[Plan, Path], Losses | None],
+    released_losses: Callable[[Plan, Path], LossesOf | None],
     on_progress: OnProgress = lambda progress: None,
 ) -> list[dict[str, object]]:
     """Run the plan's configuration by `run` on its records with the canaries, and look for them.
@@ -142,7 +146,7 @@ def try_canaries(
         TemporaryFile("w", dir=folder, encoding="utf-8") as copy,
     ):
         with files_of(plan.config.data) as data:
-            for row in _rows(data, planted):
+            for row in _planted_rows(data, planted):
                 copy.write(json.dumps(row, default=str) + "\n")
         copy.flush()
         # The copy has no name of its own: it ends with this process, also in a power cut.
@@ -184,7 +188,7 @@ def _run_copy(config: Config, folder: Path, run: RunMethod, on_progress: OnProgr
         ) from None
 
 
-def _rows(
+def _planted_rows(
     data: DataConfig, planted: Sequence[tuple[Canary, dict[str, str]]]
 ) -> Iterator[dict[str, object]]:
     """Yield the records in order, then the canaries with the other columns of the last record."""

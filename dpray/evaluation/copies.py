@@ -23,7 +23,7 @@ from dpray.types import ReadOnlyJson
 NGRAM = 5
 """Words in an n-gram."""
 
-BLOCK = 256
+QUERIES_AT_ONCE = 256
 """The number of queries that are compared with all references at once."""
 
 RUN_OF_SIGNS = 10
@@ -32,7 +32,7 @@ RUN_OF_SIGNS = 10
 LEAST_DIGITS, LEAST_LETTERS = 4, 5
 """Numbers with fewer digits, and words and identifiers with fewer letters, are left out."""
 
-KINDS = {
+STRING_KINDS = {
     "runs": f"runs of {NGRAM} words ({RUN_OF_SIGNS} characters without spaces)",
     "numbers": f"numbers of {LEAST_DIGITS} digits or more",
     "names": "two words in a row with capitals",
@@ -81,9 +81,9 @@ def nearest_cosine(queries_ND: np.ndarray, references_MD: np.ndarray) -> np.ndar
     """Return each query's largest cosine similarity with a reference, shape (N,). Time grows with
     the number of pairs, memory with the number of records."""
     queries, references = _unit(queries_ND), _unit(references_MD)
-    blocks = (queries[start : start + BLOCK] for start in range(0, len(queries), BLOCK))
+    starts = range(0, len(queries), QUERIES_AT_ONCE)
     # FAISS is slower on CPUs.
-    nearest = [(block @ references.T).max(axis=1) for block in blocks]
+    nearest = [(queries[at : at + QUERIES_AT_ONCE] @ references.T).max(axis=1) for at in starts]
     largest: np.ndarray = np.concatenate(nearest).clip(-1.0, 1.0)
     return largest
 
@@ -172,7 +172,7 @@ def _summary(values: np.ndarray) -> Mapping[str, float | None]:
 # Strings of one unit
 
 String = tuple[str, str]
-"""A kind of `KINDS`, and the string in one spelling."""
+"""A kind of `STRING_KINDS`, and the string in one spelling."""
 
 
 def compare_replays(
@@ -200,7 +200,7 @@ def compare_replays(
     return {
         "synthetic_records": len(synthetic),
         "held_out_records": len(held_out),
-        "kinds": {kind: _replayed(kind, rare, made, held) for kind in KINDS},
+        "kinds": {kind: _replayed(kind, rare, made, held) for kind in STRING_KINDS},
         "found": [
             {"kind": kind, "string": string, "in_held_out": (kind, string) in held}
             for kind, string in found[:MOST_FOUND]
@@ -220,25 +220,25 @@ def _replayed(
     return {"strings": len(of_kind[0]), "found": copied, "expected": expected, "ratio": ratio}
 
 
-def _without_edges(piece: str) -> str:
-    """Return the piece without the signs around it, in time that goes with its length."""
-    kept = [place for place, sign in enumerate(piece) if sign.isalnum() or sign in "_@/"]
-    return piece[kept[0] : kept[-1] + 1] if kept else ""
+def _without_edges(word: str) -> str:
+    """Return the word without the signs around it, in time that goes with its length."""
+    kept = [place for place, sign in enumerate(word) if sign.isalnum() or sign in "_@/"]
+    return word[kept[0] : kept[-1] + 1] if kept else ""
 
 
 def strings_of(text: str) -> Iterator[String]:
-    """Yield the strings of a text that may tell a person: each kind of `KINDS`."""
-    pieces = [piece for piece in map(_without_edges, text.split()) if piece]
-    for a, b in pairwise(pieces):
+    """Yield the strings of a text that may tell a person: each kind of `STRING_KINDS`."""
+    words = [word for word in map(_without_edges, text.split()) if word]
+    for a, b in pairwise(words):
         if _is_name(a) and _is_name(b):
             yield "names", f"{a} {b}".casefold()
     for match in _NUMBER.findall(text):
         if len(digits := re.sub(r"\D", "", match)) >= LEAST_DIGITS:
             yield "numbers", digits
-    for piece in pieces:
-        if len(piece) >= LEAST_LETTERS and not _UNSPACED.search(piece):
-            yield from _of_piece(piece.casefold())
-    parts, size, joint = [piece.casefold() for piece in pieces], NGRAM, " "
+    for word in words:
+        if len(word) >= LEAST_LETTERS and not _UNSPACED.search(word):
+            yield from _of_word(word.casefold())
+    parts, size, joint = [word.casefold() for word in words], NGRAM, " "
     letters = "".join(parts)
     if 2 * len(_UNSPACED.findall(letters)) > len(letters):
         parts, size, joint = list(letters), RUN_OF_SIGNS, ""
@@ -246,16 +246,16 @@ def strings_of(text: str) -> Iterator[String]:
         yield "runs", joint.join(parts[start : start + size])
 
 
-def _of_piece(piece: str) -> Iterator[String]:
-    has_digits, has_letters = any(map(str.isdigit, piece)), any(map(str.isalpha, piece))
-    if (has_digits and has_letters) or "@" in piece or "/" in piece:
-        yield "identifiers", piece
+def _of_word(word: str) -> Iterator[String]:
+    has_digits, has_letters = any(map(str.isdigit, word)), any(map(str.isalpha, word))
+    if (has_digits and has_letters) or "@" in word or "/" in word:
+        yield "identifiers", word
     elif not has_digits:
-        yield "words", piece
+        yield "words", word
 
 
-def _is_name(piece: str) -> bool:
-    return len(piece) > 1 and piece[0].isupper() and piece[1:] != piece[1:].upper()
+def _is_name(word: str) -> bool:
+    return len(word) > 1 and word[0].isupper() and word[1:] != word[1:].upper()
 
 
 def in_words(found: ReadOnlyJson) -> str:

@@ -23,7 +23,7 @@ from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
 from dpray.evaluation.texts import Parse, compare_lengths, compare_topics, parsed_record, structure
 from dpray.io.columns import MOST_LETTERS, MOST_NAMES, cut_advice, label_name
 from dpray.io.near_labels import nearest, spelled
-from dpray.mechanisms.topics import Words
+from dpray.mechanisms.topics import SplitWords
 from dpray.types import InputError, Json, OnProgress, Progress, ReadOnlyJson, no_progress
 
 Labelled = tuple[str, str | None]
@@ -36,7 +36,7 @@ Sets = Mapping[str, Sequence[Labelled]]
 
 JUDGE_SEEDS = 5
 
-CHUNK_SIZE = 1024
+TEXTS_AT_ONCE = 1024
 """Texts embedded between two reports of progress."""
 
 
@@ -50,7 +50,7 @@ def evaluate(
     schema: Json | None = None,
     seeds: int = 5,
     units: Sequence[Hashable] | None = None,
-    words: Words | None = None,
+    words: SplitWords | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Json:
     """Return the content of `evaluation.json`. Without labels, `downstream` is null.
@@ -104,7 +104,7 @@ def _compare(
     embedded: Mapping[str, Embedded],
     seeds: int,
     parse: Parse,
-    words: Words | None,
+    words: SplitWords | None,
     on_progress: OnProgress,
 ) -> Json:
     """Return the parts of the result that compare the `SIDES`."""
@@ -212,7 +212,7 @@ def is_for_test(text: str) -> bool:
 
 def checked_sets(records: Sets) -> Sets:
     """Check the records, as `evaluate` says, and return the `Sets`."""
-    _check(records)
+    _check_sets(records)
     real = records["real"]
     if len({text for text, _ in real}) == 1:
         raise InputError("real records: all have one text")
@@ -221,7 +221,7 @@ def checked_sets(records: Sets) -> Sets:
     else:
         train, test = split(real)
         halves = {"first half of the real": train, "second half of the real": test}
-        _check(halves)
+        _check_sets(halves)
         named = {"synthetic": records["synthetic"], **halves}
     for name, rows in named.items():
         if len(rows) < FEW:
@@ -230,7 +230,7 @@ def checked_sets(records: Sets) -> Sets:
     return sets | ({"floor": records["floor"]} if "floor" in records else {})
 
 
-def _check(sets: Sets) -> None:
+def _check_sets(sets: Sets) -> None:
     known = {label for _, label in next(iter(sets.values()))}
     for name, records in sets.items():
         labels = {label for _, label in records}
@@ -252,9 +252,9 @@ def _embed(sets: Sets, embedder: Embedder, on_progress: OnProgress) -> dict[str,
     embedded = {}
     for name, rows in sets.items():
         vectors = []
-        for start in range(0, len(rows), CHUNK_SIZE):
+        for start in range(0, len(rows), TEXTS_AT_ONCE):
             on_progress(Progress("embedding", done + start, total))
-            texts = [text for text, _ in rows[start : start + CHUNK_SIZE]]
+            texts = [text for text, _ in rows[start : start + TEXTS_AT_ONCE]]
             vectors.append(np.asarray(embedder.embed(texts), dtype=np.float32))
         done += len(rows)
         labels = [label for _, label in rows]
@@ -313,12 +313,12 @@ def _label_warnings(records: Sets) -> list[str]:
                 total = sum(rows[label] for label in labels)
                 found.append(
                     f"{len(labels)} labels of {total:,} {where} records are in no {other} record"
-                    f"{_listed(labels)}"
+                    f"{_label_words(labels)}"
                 )
     return found
 
 
-def _listed(labels: Sequence[str]) -> str:
+def _label_words(labels: Sequence[str]) -> str:
     """Return labels in words, but those that may be texts."""
     shown = [spelled(label) for label in labels if _may_be_shown(label)][:MOST_NAMES]
     more = ", ..." if len(shown) < len(labels) else ""

@@ -30,7 +30,7 @@ from dpray.io.columns import (
 )
 from dpray.io.file_list import list_files
 from dpray.io.files import check_writable, read_json, write_durably
-from dpray.io.formats import AS_RECOGNISED, FileFormat, Row, Where
+from dpray.io.formats import AS_RECOGNISED, FileFormat, FileRow, Where
 from dpray.io.languages import embedder_advice, topic_words
 from dpray.io.records import read_rows
 from dpray.io.snapshot import take_snapshot, vanishing_folder
@@ -94,9 +94,9 @@ def evaluate_files(
     units: list[str] = []
     listed = run.get("attributes") or {}
     names = [*listed] if settings.attributes is None else listed_columns(settings.attributes)
-    attributes: dict[str, list[Row]] = {name: [] for name in paths}
+    attributes: dict[str, list[FileRow]] = {name: [] for name in paths}
 
-    def keep(name: str, row: Row, where: Where) -> None:
+    def keep(name: str, row: FileRow, where: Where) -> None:
         if name == persons and (unit := settings.unit):
             units.append(label_name(plain_value(column_of(row, unit, where), unit, where)))
         if name != "floor":
@@ -135,7 +135,7 @@ def evaluate_files(
         result["columns"] = compare_attributes(sets, _named(attributes, listed), settings.seeds)
     result["warnings"] += embedder_advice(settings.embedder, language, "--embedder")
     result["personal_data"] = find_patterns((text for text, _ in sets["synthetic"]), language)
-    cut = cut_share(_rows(settings.synthetic, "--synthetic"))
+    cut = cut_share(_rows_of_files(settings.synthetic, "--synthetic"))
     result["summary"] = verdict(result, cut, config.get("method") or {})
     result |= {"embedder": settings.embedder, "files": paths}
     if settings.out is not None:
@@ -183,7 +183,7 @@ def _with_columns_of(
 
 
 def compare_attributes(
-    sets: Mapping[str, Sequence[Labelled]], attributes: Mapping[str, Sequence[Row]], seeds: int
+    sets: Mapping[str, Sequence[Labelled]], attributes: Mapping[str, Sequence[FileRow]], seeds: int
 ) -> dict[str, object] | None:
     """Compare the labels and attributes of records as columns, each and in pairs; without `train`
     the real records are halved as `evaluate` halves them."""
@@ -201,8 +201,8 @@ def compare_attributes(
 
 
 def _named(
-    sets: Mapping[str, Sequence[Row]], listed: Mapping[str, Sequence[object]]
-) -> dict[str, list[Row]]:
+    sets: Mapping[str, Sequence[FileRow]], listed: Mapping[str, Sequence[object]]
+) -> dict[str, list[FileRow]]:
     """Return the records with the names of their values, as a run reads them: 5.0 may be 5, and a
     value that is not `listed`, or without a list not in the release, may be `OTHER`."""
     known = {
@@ -251,7 +251,9 @@ def listed_columns(names: str, key: str = "--attributes") -> list[str]:
     return columns
 
 
-def _rows_after(rule: str | None, rows: Iterable[tuple[Where, Row]]) -> Iterable[tuple[Where, Row]]:
+def _rows_after(
+    rule: str | None, rows: Iterable[tuple[Where, FileRow]]
+) -> Iterable[tuple[Where, FileRow]]:
     return rows if rule is None else (each for each in rows if after(rule).keeps(each[1], each[0]))
 
 
@@ -262,7 +264,7 @@ def read_labelled(
     label: str,
     form: FileFormat,
     rule: str | None = None,
-    further: Callable[[Row, Where], None] = lambda row, where: None,
+    further: Callable[[FileRow, Where], None] = lambda row, where: None,
 ) -> list[Labelled]:
     """Read the records of files, or of the release in a run's folder; blank texts are left out, and
     rows that the `rule`, of the form of `data.after`, does not keep. `further` gets the row of each
@@ -296,7 +298,7 @@ def _files(path: str, key: str) -> Sequence[str]:
     return list_files(str(released) if released.exists() else path, key)
 
 
-def _rows(path: str, key: str) -> Iterator[dict[str, object]]:
+def _rows_of_files(path: str, key: str) -> Iterator[dict[str, object]]:
     return (row for file in _files(path, key) for _, row in read_rows(file, AS_RECOGNISED))
 
 

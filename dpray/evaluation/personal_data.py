@@ -32,7 +32,7 @@ PHONE_DIGITS = 7
 
 
 @dataclass(frozen=True)
-class Kind:
+class PersonalKind:
     """A kind of personal data. Every quantifier of its pattern is bounded, and a match begins where
     a word does, so the time is linear in the length of a text."""
 
@@ -69,17 +69,17 @@ def _is_address(found: str) -> bool:
 
 
 IDENTIFIERS = (
-    Kind(
+    PersonalKind(
         "e-mail addresses",
         re.compile(r"(?<![\w.+%-])[\w.+%-]{1,64}@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}"),
     ),
-    Kind("URLs", re.compile(r"(?:\bhttps?://|\bwww\.)[^\s<>\"']{1,2000}", re.IGNORECASE)),
-    Kind(
+    PersonalKind("URLs", re.compile(r"(?:\bhttps?://|\bwww\.)[^\s<>\"']{1,2000}", re.IGNORECASE)),
+    PersonalKind(
         "IBANs",
         re.compile(r"\b[A-Z]{2}\d\d(?: ?[A-Z\d]{4}){2,7}(?: ?[A-Z\d]{1,3})?\b", re.ASCII),
         _is_iban,
     ),
-    Kind(
+    PersonalKind(
         "card numbers",
         re.compile(
             # 16 digits in fours (13 to 19 in a row), 15 of American Express, 14 of Diners Club
@@ -88,13 +88,13 @@ IDENTIFIERS = (
         ),
         _is_card_number,
     ),
-    Kind(
+    PersonalKind(
         "US social security numbers",
         re.compile(
             r"(?<![\d-])(?!000|666|9)\d{3}([ -])(?!00)\d\d\1(?!0000)\d{4}(?![\d-])", re.ASCII
         ),
     ),
-    Kind(
+    PersonalKind(
         "IP addresses",
         re.compile(
             r"(?<![\w.:])(?:(?:\d{1,3}\.){3}\d{1,3}|[\dA-Fa-f]{1,4}(?::[\dA-Fa-f]{0,4}){2,7})"
@@ -135,22 +135,22 @@ def _is_chinese_number(found: str) -> bool:
 
 
 OF_LANGUAGES = {
-    "de": Kind(
+    "de": PersonalKind(
         "German tax numbers",
         re.compile(r"(?<!\w)[1-9]\d(?: ?\d{3}){3}(?!\w)", re.ASCII),
         _is_german_tax_number,
     ),
-    "es": Kind(
+    "es": PersonalKind(
         "Spanish identity numbers",
         re.compile(r"(?<!\w)(?:\d{8}|[XYZ]-?\d{7})-?[A-Z](?!\w)", re.ASCII),
         _is_spanish_number,
     ),
-    "fr": Kind(
+    "fr": PersonalKind(
         "French social security numbers",
         re.compile(r"(?<!\w)[12] ?\d\d ?\d\d ?(?:\d\d|2[AB]) ?\d{3} ?\d{3} ?\d\d(?!\w)", re.ASCII),
         _is_french_number,
     ),
-    "zh": Kind(
+    "zh": PersonalKind(
         "Chinese identity numbers",
         re.compile(
             r"(?<![A-Za-z\d])[1-9]\d{5}(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])\d{3}"
@@ -187,13 +187,13 @@ def find_patterns(texts: Iterable[str], language: str | None = None) -> dict[str
     }
 
 
-def _matches(text: str, kinds: Iterable[Kind], regions: Iterable[str]) -> Counter[str]:
+def _matches(text: str, kinds: Iterable[PersonalKind], regions: Iterable[str]) -> Counter[str]:
     """Count the matches in one text. What one kind has matched is taken out of the text: an e-mail
     address in a URL is no second URL, nor are the digits of a card a phone number."""
     found: Counter[str] = Counter()
     for kind in kinds:
 
-        def take(match: re.Match[str], kind: Kind = kind) -> str:
+        def take(match: re.Match[str], kind: PersonalKind = kind) -> str:
             if not kind.is_valid(match[0]):
                 return match[0]
             found[kind.name] += 1

@@ -173,7 +173,7 @@ def rehearse(
     `epsilons` replace `privacy.epsilon`. Raises InputError for wrong public records, for too few of
     them, and for `data.path` itself: a rehearsal has no budget for private records.
     """
-    _check(config, epsilons, records, methods)
+    _check_options(config, epsilons, records, methods)
     half, test = _halves(config, public)
     drawn = draw(half, config.data.public_size, config.data.unit)
     stand_in = write_stand_in(drawn, out)
@@ -221,7 +221,9 @@ def _scored(
         return Rehearsed(answer, why_not=str(error))
 
 
-def _check(config: Config, epsilons: Sequence[float], records: int, methods: Sequence[str]) -> None:
+def _check_options(
+    config: Config, epsilons: Sequence[float], records: int, methods: Sequence[str]
+) -> None:
     for epsilon in epsilons:
         if not 0 < epsilon < math.inf:
             raise InputError(f"--epsilon: {epsilon:g} is not above 0 and finite")

@@ -29,12 +29,12 @@ from dpray.evaluation.unit_check import People
 from dpray.io.columns import column_of, divider
 from dpray.io.encodings import header_sample, likely_encodings
 from dpray.io.files import make_private, write_durably
-from dpray.io.formats import Piece, Where, kind_of
-from dpray.io.records import read_file_header, scan_piece, titles_in
+from dpray.io.formats import FilePart, Where, kind_of
+from dpray.io.records import read_file_header, scan_part, titles_in
 from dpray.methods.registry import make_plan
 from dpray.runs.plan import Plan, TokenLimit
 from dpray.types import InputError, Json, OnProgress, Progress, no_progress
-from dpray.workers.rows import data_pieces, to_row
+from dpray.workers.rows import data_files, to_row
 
 MOST_REASONS, MOST_ROWS = 40, 10
 """The most errors that are listed, and the most rows for each of them."""
@@ -71,7 +71,7 @@ def check_rows(config: Config, on_progress: OnProgress = no_progress) -> Json:
 
 
 def _check_files(plan: Plan, config: Config, on_progress: OnProgress) -> Json:
-    pieces = data_pieces(config.data)
+    parts = data_files(config.data)
     tally = Tally(plan)
     if plan.reads.token_limits:
         on_progress(Progress("loading the tokenizer"))
@@ -81,12 +81,12 @@ def _check_files(plan: Plan, config: Config, on_progress: OnProgress) -> Json:
         except InputError as error:
             tally.no_tokens = str(error)
     names = config.data.columns | plan.reads.column_values.keys()
-    pieces = [replace(piece, columns=names) for piece in pieces]
-    for number, piece in enumerate(pieces):
+    parts = [replace(part, columns=names) for part in parts]
+    for number, part in enumerate(parts):
         # The number of rows is private; this check shows it to the owner.
-        activity = f"reading file {number + 1} of {len(pieces)}"
+        activity = f"reading file {number + 1} of {len(parts)}"
         try:
-            for where, row in scan_piece(piece):
+            for where, row in scan_part(part):
                 if tally.rows % TEXTS_AT_ONCE == 0:
                     on_progress(Progress(activity, tally.rows))
                 tally.add(where, row)
@@ -96,9 +96,9 @@ def _check_files(plan: Plan, config: Config, on_progress: OnProgress) -> Json:
         tally.refuse(f"data.path: {config.data.path} holds no rows")
     has_other_bytes = any("the bytes are not valid" in reason for reason in tally.reasons)
     if has_other_bytes or config.data.encoding is not None:
-        tally.encodings = encodings_of(pieces, config.data)
-    if not tally.characters and kind_of(pieces[0].file) != "hub":
-        tally.look_at_header(pieces[0])
+        tally.encodings = encodings_of(parts, config.data)
+    if not tally.characters and kind_of(parts[0].file) != "hub":
+        tally.look_at_header(parts[0])
     return tally.summary()
 
 
@@ -157,12 +157,12 @@ class Tally:
             for limit in plan.reads.token_limits:
                 self.tokens[limit.key][limit.tokens(self.codec, record)] += 1
 
-    def look_at_header(self, piece: Piece) -> None:
+    def look_at_header(self, part: FilePart) -> None:
         """Find titles above the header, if no column that is read is in it, and a delimiter."""
         with suppress(InputError):
-            header = read_file_header(piece.file, piece.format)
-            if not {*header.columns} & (piece.columns or frozenset()):
-                self.titles = titles_in(piece.file, piece.format)
+            header = read_file_header(part.file, part.format)
+            if not {*header.columns} & (part.columns or frozenset()):
+                self.titles = titles_in(part.file, part.format)
             self.divider = header.delimiter and divider(header.columns)
 
     def refuse(self, reason: str, where: Where | None = None) -> None:
@@ -339,10 +339,10 @@ class Tally:
         ]
 
 
-def encodings_of(pieces: Sequence[Piece], data: DataConfig) -> dict[str, str]:
+def encodings_of(parts: Sequence[FilePart], data: DataConfig) -> dict[str, str]:
     """Return the likely encodings of the files, each with what it would mean: the names in the
     header that are not ASCII, and no text."""
-    files = [piece.file for piece in pieces]
+    files = [part.file for part in parts]
     found = likely_encodings(files, data.format, [*data.label_names, *data.columns])[:MOST_FITS]
     header = header_sample(files[0], data.format)
     return {fit.encoding: fit.meaning(header) for fit in found}

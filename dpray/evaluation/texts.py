@@ -15,7 +15,7 @@ from scipy.stats import wasserstein_distance
 from dpray.evaluation.downstream import summaries
 from dpray.io.table import parse_json
 from dpray.mechanisms.term_matcher import count_words
-from dpray.mechanisms.topics import Words, class_terms, clusters_of
+from dpray.mechanisms.topics import SplitWords, class_terms, clusters_of
 from dpray.types import InputError, Json
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -63,7 +63,7 @@ def _summary(words: np.ndarray) -> dict[str, object]:
 
 
 def compare_topics(
-    texts: Sequence[Sequence[str]], vectors: Sequence[np.ndarray], words: Words | None = None
+    texts: Sequence[Sequence[str]], vectors: Sequence[np.ndarray], words: SplitWords | None = None
 ) -> list[dict[str, object]]:
     """Return the topics of synthetic, other real and real test records (`texts` and `vectors` in
     this order). Each topic has its terms and its share of each set; the most common in the test set

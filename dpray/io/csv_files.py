@@ -14,7 +14,15 @@ from pathlib import PurePath
 from typing import Any
 
 from dpray.io.columns import looks_like_name
-from dpray.io.formats import FileFormat, Row, Scanned, Where, base_name, row_of, without_compression
+from dpray.io.formats import (
+    FileFormat,
+    FileRow,
+    Scanned,
+    Where,
+    base_name,
+    row_of,
+    without_compression,
+)
 from dpray.io.text_files import (
     LONGEST_ROW,
     MARKS,
@@ -153,7 +161,7 @@ def last_row(
     opened: OpenCsv,
     form: FileFormat,
     reads: Callable[[str], bool],
-) -> tuple[Where, Row | InputError] | None:
+) -> tuple[Where, FileRow | InputError] | None:
     """Return the last row of a file of CSV by its first bytes and its last ones, which begin at a
     multiple of 4. None if they do not tell it: their line may be the end of a cell that has
     several."""
@@ -195,7 +203,7 @@ def _csv_row(
     cells: Sequence[str],
     form: FileFormat,
     reads: Callable[[str], bool],
-) -> Row | InputError:
+) -> FileRow | InputError:
     width = len(opened.columns)
     if len(cells) > width and not any(cells[width:]):
         cells = cells[:width]  # programs end rows with delimiters that the header lacks

@@ -194,7 +194,7 @@ def _share(text: str, alphabets: Iterable[str]) -> float:
     return max(counts) / letters.total()
 
 
-TEXTS = ("csv", "json", "txt")
+TEXT_CONTENTS = ("csv", "json", "txt")
 
 SAMPLE = 4 << 20
 """Bytes that are looked at to find the encoding."""
@@ -228,7 +228,7 @@ def has_unknown_encoding(file: str) -> bool:
     with open_content(file) as (kind, stream):
         start = stream.read(START)
     is_marked = encoding_of(start, None) != UTF_8 or start.startswith(UTF_8_MARK)
-    return kind in TEXTS and not is_marked and not has_nulls(start)
+    return kind in TEXT_CONTENTS and not is_marked and not has_nulls(start)
 
 
 def lines_beyond_ascii(file: str, size: int) -> bytes:

@@ -23,8 +23,8 @@ from pyarrow.fs import FileSelector, FileType
 
 from dpray.io.files import NOT_IN_URLS, holds_secret, names_cloud
 from dpray.io.formats import (
+    CONTENTS,
     ENDINGS,
-    KINDS,
     ONE_TEXT,
     base_name,
     folder_columns,
@@ -157,9 +157,9 @@ def _content_names(file: str) -> list[str]:
     while compression is not None:
         name, compression = without_compression(name)
     stem, dot, ending = name.rpartition(".")
-    if dot + ending.lower() in KINDS:
+    if dot + ending.lower() in CONTENTS:
         return [stem + dot + ending.lower()]
-    return [name + ending for ending in KINDS]
+    return [name + ending for ending in CONTENTS]
 
 
 def filesystem_of(path: str) -> tuple[pyarrow.fs.FileSystem, str]:

@@ -16,14 +16,14 @@ from urllib.parse import unquote
 
 from dpray.types import InputError
 
-Row = dict[str, object]
+FileRow = dict[str, object]
 
 Content = Literal["json", "csv", "parquet", "arrow", "xlsx", "txt", "eml", "mbox"]
 """The kinds of a file's content, without its compression."""
 
-Kind = Content | Literal["zip", "hub"]
+FileKind = Content | Literal["zip", "hub"]
 
-KINDS: dict[str, Content] = {
+CONTENTS: dict[str, Content] = {
     ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv",
     ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow",
     ".txt": "txt", ".xlsx": "xlsx", ".eml": "eml", ".mbox": "mbox",
@@ -34,7 +34,7 @@ ONE_TEXT = ("txt", "eml")
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
-ENDINGS = f"{', '.join(KINDS)}, also with {', '.join(COMPRESSIONS)} or .zip"
+ENDINGS = f"{', '.join(CONTENTS)}, also with {', '.join(COMPRESSIONS)} or .zip"
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ def known_encoding(encoding: str | None) -> str | None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePart:
     """A part of a file: the lines of JSONL that begin between the bytes `begin` and `end`, or the
     row groups of Parquet with these numbers. Without `end` it is the whole file.
 
     `lines` and `rows` come before it, so that its rows have the numbers that they have in the whole
     file; a blank line is no row. `file_number` counts all files from 0, and stays when their folder
-    moves. The file has to have the digest `sha256` when the piece is read; None: any. `columns` are
+    moves. The file has to have the digest `sha256` when the part is read; None: any. `columns` are
     the names of the columns that are read; None reads all."""
 
     file: str
@@ -146,7 +146,7 @@ def base_name(file: str) -> str:
     return file.rsplit("/", 1)[-1]
 
 
-def kind_of(file: str) -> Kind | None:
+def kind_of(file: str) -> FileKind | None:
     """Return a file's kind by its name, None for one that is not read. What a `.zip` holds, only
     its content tells."""
     if file.startswith("hf://"):
@@ -154,7 +154,7 @@ def kind_of(file: str) -> Kind | None:
     name, compression = without_compression(base_name(file).lower())
     if compression == "zip":
         return "zip"
-    return next((kind for ending, kind in KINDS.items() if name.endswith(ending)), None)
+    return next((kind for ending, kind in CONTENTS.items() if name.endswith(ending)), None)
 
 
 def without_compression(file: str) -> tuple[str, str | None]:
@@ -167,7 +167,7 @@ def without_compression(file: str) -> tuple[str, str | None]:
     return file, None
 
 
-Scanned = Iterator[tuple[Where, Row | InputError]]
+Scanned = Iterator[tuple[Where, FileRow | InputError]]
 """The rows of a file, and in place of a bad row its error, which names the file and the row."""
 
 
@@ -178,7 +178,7 @@ class Twice:
 TWICE = Twice()
 
 
-def row_of(cells: Sequence[tuple[str, object]]) -> Row:
+def row_of(cells: Sequence[tuple[str, object]]) -> FileRow:
     """Return the row of these names and values. A name that is there twice has the value TWICE."""
     row = dict(cells)
     if len(row) < len(cells):
@@ -190,7 +190,7 @@ def row_of(cells: Sequence[tuple[str, object]]) -> Row:
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
-def folder_columns(file: str) -> Row:
+def folder_columns(file: str) -> FileRow:
     """Return the columns that the folders right above a file name, as in
     `label=Billing/part-0.parquet`. Their values are texts without a type, as those of CSV are, or
     None."""

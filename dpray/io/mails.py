@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from html import unescape
 from typing import cast
 
-from dpray.io.formats import FileFormat, Row, Scanned, Where, base_name
+from dpray.io.formats import FileFormat, FileRow, Scanned, Where, base_name
 from dpray.io.text_files import LONGEST_ROW, folder_label, too_long
 from dpray.types import InputError
 
@@ -95,7 +95,7 @@ def _mails(name: str, stream: io.BufferedReader) -> Iterator[bytes]:
         yield bytes(mail)
 
 
-def _row(where: Where, mail: bytes) -> Row | InputError:
+def _row(where: Where, mail: bytes) -> FileRow | InputError:
     if len(mail) > LONGEST_ROW:
         return too_long(where)
     deep = len(_NESTED.findall(mail))
@@ -106,7 +106,7 @@ def _row(where: Where, mail: bytes) -> Row | InputError:
         parsed = message_from_bytes(mail, policy=default)
         if not parsed.keys():
             return InputError(f"{where}: no mail: it has no headers")
-        return _read(where, parsed)
+        return _mail_row(where, parsed)
     except InputError as error:
         return error
     except MemoryError:
@@ -115,7 +115,7 @@ def _row(where: Where, mail: bytes) -> Row | InputError:
         return InputError(f"{where}: a mail that cannot be read ({type(error).__name__})")
 
 
-def _read(where: Where, mail: EmailMessage) -> Row:
+def _mail_row(where: Where, mail: EmailMessage) -> FileRow:
     written = {key.lower(): value for key, value in reversed([*mail.raw_items()])}
     subject, sender, to, date = (_decoded(str(written.get(key, ""))) for key in COLUMNS[:-1])
     addresses = _addresses(sender)

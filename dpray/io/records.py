@@ -1,4 +1,4 @@
-"""Rows are read from files of many kinds, local or in a cloud, whole or in pieces.
+"""Rows are read from files of many kinds, local or in a cloud, whole or in parts.
 
 Errors name the file and the row, never its content.
 """
@@ -34,8 +34,8 @@ from dpray.io.formats import (
     ONE_TEXT,
     Content,
     FileFormat,
-    Piece,
-    Row,
+    FilePart,
+    FileRow,
     Scanned,
     Where,
     base_name,
@@ -97,53 +97,50 @@ and a NotImplementedError, which is one too, for a compression that it does not 
 places and lengths from the file and trusts them, and Arrow refuses a place before the beginning."""
 
 
-def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Where, Row]]:
+def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Where, FileRow]]:
     """Stream the rows of one file of `list_files`. But for a JSON array, memory does not grow with
     the file.
 
     Raises InputError that names the row for bytes that are not in the encoding, invalid JSON or a
     short CSV line.
     """
-    return read_piece(Piece(path, format=form))
+    return read_part(FilePart(path, format=form))
 
 
-def read_piece(piece: Piece) -> Iterator[tuple[Where, Row]]:
-    """Stream the rows of a piece, as `read_rows` streams a file's."""
-    for where, row in scan_piece(piece):
+def read_part(part: FilePart) -> Iterator[tuple[Where, FileRow]]:
+    """Stream the rows of a part, as `read_rows` streams a file's."""
+    for where, row in scan_part(part):
         if isinstance(row, InputError):
             raise row
         yield where, row
 
 
-def scan_piece(piece: Piece) -> Scanned:
-    """Stream the rows of a piece, with the columns that its folders name. A bad row comes as its
+def scan_part(part: FilePart) -> Scanned:
+    """Stream the rows of a part, with the columns that its folders name. A bad row comes as its
     error, and the rows after it follow if the file can be read on. Raises InputError for a file
     that cannot be read at all."""
-    named = folder_columns(piece.file)
-    for where, row in _with_varied(_scanned(piece)):
+    named = folder_columns(part.file)
+    for where, row in _with_varied(_scanned(part)):
         yield where, row if isinstance(row, InputError) or not named else named | row
 
 
-def last_row(piece: Piece) -> tuple[Where, Row | InputError] | None:
+def last_row(part: FilePart) -> tuple[Where, FileRow | InputError] | None:
     """Return the last row of a file of CSV, which may be a total, by its last bytes; None for other
     files, for compressed ones of more than `LOOKED_THROUGH` bytes, and if the bytes do not tell it.
     Raises InputError."""
-    file, form = piece.file, piece.format
+    file, form = part.file, part.format
     if kind_of(file) not in ("csv", "zip"):
         return None
-    try:
-        with _opened(file) as (kind, stream):
-            if kind != "csv" or (tail := _last_bytes(stream)) is None:
-                return None
-        if not tail:
-            return next(iter(deque(scan_piece(piece), maxlen=1)), None)
-        with _opened(file) as (_, stream):
-            buffered = io.BufferedReader(stream, READ_BYTES)
-            start = buffered.peek(4)[:4]
-            opened = open_csv(file, buffered, form)
-            found = last_csv_row(file, start, tail, opened, form, piece.reads)
-    except CORRUPT as error:
-        raise _unreadable(file, error) from None
+    with open_content(file) as (kind, stream):
+        if kind != "csv" or (tail := _last_bytes(stream)) is None:
+            return None
+    if not tail:
+        return next(iter(deque(scan_part(part), maxlen=1)), None)
+    with open_content(file) as (_, stream):
+        buffered = io.BufferedReader(stream, READ_BYTES)
+        start = buffered.peek(4)[:4]
+        opened = open_csv(file, buffered, form)
+        found = last_csv_row(file, start, tail, opened, form, part.reads)
     if found is None or isinstance(found[1], InputError):
         return found
     return found[0], folder_columns(file) | found[1]
@@ -176,38 +173,33 @@ def _with_varied(rows: Scanned) -> Scanned:
     yield from rows
 
 
-def _is_nested(row: Row | InputError) -> bool:
+def _is_nested(row: FileRow | InputError) -> bool:
     return isinstance(row, dict) and any(isinstance(v, Mapping | list) for v in row.values())
 
 
-def _scanned(piece: Piece) -> Scanned:
-    if kind_of(piece.file) == "hub":
-        yield from _read_hub(piece.file)
+def _scanned(part: FilePart) -> Scanned:
+    if kind_of(part.file) == "hub":
+        yield from _read_hub(part.file)
         return
-    try:
-        if piece.end is not None and kind_of(piece.file) == "json":
-            lines = (line.decode("utf-8", "surrogateescape") for line in lines_of(piece))
-            yield from json_lines(piece.file, lines, UTF_8, piece.format, piece.lines)
-            return
-        with _opened(piece.file) as (kind, stream):
-            if kind in IN_ANY_ORDER and _is_empty(stream):
-                return
-            yield from _rows_of(piece, kind, stream)
-    except CORRUPT as error:
-        raise _unreadable(piece.file, error) from None
+    with open_content(part.file) as (kind, stream):
+        if kind not in IN_ANY_ORDER or not _is_empty(stream):
+            yield from _rows_of(part, kind, stream)
 
 
-def _rows_of(piece: Piece, kind: Content, stream: Stream) -> Scanned:
-    file, form, buffered = piece.file, piece.format, partial(io.BufferedReader, stream, READ_BYTES)
+def _rows_of(part: FilePart, kind: Content, stream: Stream) -> Scanned:
+    file, form, buffered = part.file, part.format, partial(io.BufferedReader, stream, READ_BYTES)
     match kind:
         case "parquet":
-            rows = _numbered(piece, _parquet_batches(stream, piece), "Parquet")
+            rows = _numbered(part, _parquet_batches(stream, part), "Parquet")
         case "arrow":
-            rows = _numbered(piece, _arrow_batches(stream, piece), "Arrow")
+            rows = _numbered(part, _arrow_batches(stream, part), "Arrow")
         case "xlsx":
             rows = read_sheet(file, stream, form)
         case "csv":
-            rows = read_csv(file, buffered(), form, reads=piece.reads)
+            rows = read_csv(file, buffered(), form, reads=part.reads)
+        case "json" if part.end is not None:
+            lines = (line.decode("utf-8", "surrogateescape") for line in _lines(part, stream))
+            rows = json_lines(file, lines, UTF_8, form, part.lines)
         case "json":
             rows = read_json(file, buffered(), form)
         case "txt":
@@ -221,40 +213,40 @@ def _rows_of(piece: Piece, kind: Content, stream: Stream) -> Scanned:
     return rows
 
 
-def _parquet_batches(stream: Stream, piece: Piece) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(stream: Stream, part: FilePart) -> Iterator[pa.RecordBatch]:
     with pyarrow.parquet.ParquetFile(stream) as file:
-        groups = None if piece.end is None else list(range(piece.begin, piece.end))
+        groups = None if part.end is None else list(range(part.begin, part.end))
         columns = None
         if file.metadata.num_rows:
-            columns = _fields_read(file.schema_arrow, piece)
+            columns = _fields_read(file.schema_arrow, part)
         yield from file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=groups, columns=columns)
 
 
-def _arrow_batches(stream: Stream, piece: Piece) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(stream: Stream, part: FilePart) -> Iterator[pa.RecordBatch]:
     """Yield batches that are validated: Arrow takes a file's offsets as they stand, and wrong ones
     would read beyond the file's memory, or end the process."""
     with _open_arrow(stream) as file:
         is_file = isinstance(file, pa.ipc.RecordBatchFileReader)
         numbers = range(file.num_record_batches) if is_file else ()
         for whole in map(file.get_batch, numbers) if is_file else file:
-            batch = whole.select(_columns_read(whole.schema, piece)) if whole.num_rows else whole
+            batch = whole.select(_columns_read(whole.schema, part)) if whole.num_rows else whole
             batch.validate(full=True)
             yield batch
 
 
-def _columns_read(schema: pa.Schema, piece: Piece) -> list[str]:
+def _columns_read(schema: pa.Schema, part: FilePart) -> list[str]:
     """Return the columns of a file that are read. Raises InputError, as a row would, for a column
     that is missing or named twice."""
-    row = folder_columns(piece.file) | row_of([(each.name, _shape(each.type)) for each in schema])
-    for name in sorted(piece.columns or ()):
-        column_of(row, name, Where(piece.file, piece.rows + 1))
-    return [name for name in schema.names if piece.reads(name) and schema.names.count(name) == 1]
+    row = folder_columns(part.file) | row_of([(each.name, _shape(each.type)) for each in schema])
+    for name in sorted(part.columns or ()):
+        column_of(row, name, Where(part.file, part.rows + 1))
+    return [name for name in schema.names if part.reads(name) and schema.names.count(name) == 1]
 
 
-def _fields_read(schema: pa.Schema, piece: Piece) -> list[str]:
+def _fields_read(schema: pa.Schema, part: FilePart) -> list[str]:
     """Return the columns, of objects only the fields that a dotted name leads to."""
-    columns = _columns_read(schema, piece)
-    named = piece.columns or frozenset(columns)
+    columns = _columns_read(schema, part)
+    named = part.columns or frozenset(columns)
     found = [name for name in columns if name in named]
     for name in named - {*schema.names}:
         first, *parts = name.split(".")
@@ -267,7 +259,7 @@ def _fields_read(schema: pa.Schema, piece: Piece) -> list[str]:
     return found
 
 
-def _shape(kind: pa.DataType) -> Row | None:
+def _shape(kind: pa.DataType) -> FileRow | None:
     """Return the nested names of a type, None for one without."""
     if not pa.types.is_struct(kind):
         return None
@@ -289,23 +281,23 @@ def _is_empty(stream: Stream) -> bool:
     return is_empty
 
 
-def _numbered(piece: Piece, batches: Iterable[pa.RecordBatch], kind: str) -> Scanned:
-    number = piece.rows
+def _numbered(part: FilePart, batches: Iterable[pa.RecordBatch], kind: str) -> Scanned:
+    number = part.rows
     try:
         for batch in batches:
             for start in range(0, batch.num_rows, ROWS_AT_ONCE):
                 for row in _plain_rows(batch.slice(start, ROWS_AT_ONCE)):
                     number += 1
-                    where = Where(piece.file, number)
+                    where = Where(part.file, number)
                     problem = f"{where}: {row}"
                     yield where, InputError(problem) if isinstance(row, str) else row
     except BROKEN as error:
-        where = Where(piece.file, number + 1)
+        where = Where(part.file, number + 1)
         why = f"not a valid {kind} file ({type(error).__name__})"
         yield where, InputError(f"{where}: {why}")
 
 
-def _plain_rows(batch: pa.RecordBatch) -> Iterator[Row | str]:
+def _plain_rows(batch: pa.RecordBatch) -> Iterator[FileRow | str]:
     """Yield the rows as Python values, and in place of a row with a value that Python does not
     have, such as a day of the year 10000, what is wrong with it."""
     try:
@@ -315,7 +307,7 @@ def _plain_rows(batch: pa.RecordBatch) -> Iterator[Row | str]:
             yield _plain_row(batch.slice(number, 1))
 
 
-def _plain_row(batch: pa.RecordBatch) -> Row | str:
+def _plain_row(batch: pa.RecordBatch) -> FileRow | str:
     row = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
@@ -326,14 +318,14 @@ def _plain_row(batch: pa.RecordBatch) -> Row | str:
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[tuple[Content, Stream]]:
+def open_content(file: str) -> Iterator[tuple[Content, Stream]]:
     """Open a file and undo its compression: yield the kind of its content, and its bytes. Those of
-    `IN_ANY_ORDER` can be: from a copy without a name if they are compressed.
-    Raises InputError for a `.zip` that is not of one file, for bytes of another kind than the name
-    says, and OSError."""
-    filesystem, name = filesystem_of(file)
-    kind, compression = kind_of(name), without_compression(name)[1]
-    with ExitStack() as stack:
+    `IN_ANY_ORDER` can be: from a copy without a name if they are compressed. Raises InputError for
+    a file that cannot be read, a `.zip` that is not of one file, and bytes of another kind than the
+    name says; an error of reading in the block becomes an InputError without its words."""
+    with _readable(file), ExitStack() as stack:
+        filesystem, name = filesystem_of(file)
+        kind, compression = kind_of(name), without_compression(name)[1]
         with filesystem.open_input_stream(name, compression=None) as raw:
             check_content(file, raw.read(LOOKED_AT), compression or kind)
         if compression is None:
@@ -391,13 +383,19 @@ def _only_member(archive: zipfile.ZipFile, file: str) -> str:
     return infos[0].filename
 
 
-def _unreadable(file: str, error: Exception) -> InputError:
-    if isinstance(error, UnicodeError):
-        return InputError(f"{base_name(file)}: the bytes are not valid in the file's encoding")
-    if without_compression(file)[1] is not None:
-        ending = file.rsplit(".", 1)[-1].lower()
-        return InputError(f"{file}: cannot be read, or is not a whole .{ending} file")
-    return InputError(f"{file}: cannot be read ({type(error).__name__})")
+@contextmanager
+def _readable(file: str) -> Iterator[None]:
+    try:
+        yield
+    except CORRUPT as error:
+        if isinstance(error, UnicodeError):
+            why = "the bytes are not valid in the file's encoding"
+            raise InputError(f"{base_name(file)}: {why}") from None
+        if without_compression(file)[1] is not None:
+            ending = file.rsplit(".", 1)[-1].lower()
+            why = f"cannot be read, or is not a whole .{ending} file"
+            raise InputError(f"{file}: {why}") from None
+        raise InputError(f"{file}: cannot be read ({type(error).__name__})") from None
 
 
 @dataclass(frozen=True)
@@ -463,17 +461,6 @@ def is_empty_file(file: str) -> bool:
         return not stream.read(1)
 
 
-@contextmanager
-def open_content(file: str) -> Iterator[tuple[Content, Stream]]:
-    """Open a file and undo its compression: yield the kind of its content, and its bytes. Raises
-    InputError for a file that cannot be read."""
-    try:
-        with _opened(file) as opened:
-            yield opened
-    except CORRUPT as error:
-        raise _unreadable(file, error) from None
-
-
 def _names_in(schema: pa.Schema) -> list[str]:
     """Return the columns, and for lists of objects the dotted names of those in the first one."""
     names: list[str] = []
@@ -516,14 +503,14 @@ def _read_hub(path: str) -> Scanned:
         yield Where(path, number), row
 
 
-# Large files in pieces: a row has the same number however its file is cut
+# Large files in parts: a row has the same number however its file is cut
 
 
-def cut(whole: Piece, size: int) -> list[Piece]:
-    """Cut a file of more than `size` bytes into pieces: JSONL at the ends of lines, about every
-    `size` bytes, Parquet into its row groups. Any other file is one piece, as are compressed
+def cut(whole: FilePart, size: int) -> list[FilePart]:
+    """Cut a file of more than `size` bytes into parts: JSONL at the ends of lines, about every
+    `size` bytes, Parquet into its row groups. Any other file is one part, as are compressed
     files, JSON arrays and files that are not UTF-8. `count_rows` and `numbered` then set the
-    `lines` and `rows` before each piece of JSONL."""
+    `lines` and `rows` before each part of JSONL."""
     kind, file = kind_of(whole.file), whole.file
     if kind not in ("json", "parquet") or without_compression(file)[1] is not None:
         return [whole]
@@ -553,7 +540,9 @@ def _has_lines(filesystem: pyarrow.fs.FileSystem, name: str, form: FileFormat) -
     return utf_8 and not is_list
 
 
-def _cut_parquet(filesystem: pyarrow.fs.FileSystem, name: str, whole: Piece) -> Iterator[Piece]:
+def _cut_parquet(
+    filesystem: pyarrow.fs.FileSystem, name: str, whole: FilePart
+) -> Iterator[FilePart]:
     with pyarrow.parquet.ParquetFile(name, filesystem=filesystem) as parquet:
         metadata = parquet.metadata
     rows = 0
@@ -562,41 +551,36 @@ def _cut_parquet(filesystem: pyarrow.fs.FileSystem, name: str, whole: Piece) -> 
         rows += metadata.row_group(number).num_rows
 
 
-def count_rows(piece: Piece) -> tuple[int, int]:
-    """Return the lines and the rows of a piece of JSONL."""
+def count_rows(part: FilePart) -> tuple[int, int]:
+    """Return the lines and the rows of a part of JSONL."""
     lines = rows = 0
-    try:
-        for line in lines_of(piece):
+    with open_content(part.file) as (_, stream):
+        for line in _lines(part, stream):
             # The rule of `json_lines`; most lines need not be decoded for it.
             rows += line.startswith(b"{") or bool(line.decode("utf-8-sig", "replace").strip())
             lines += 1
-    except OSError as error:
-        raise InputError(f"{piece.file}: cannot be read ({type(error).__name__})") from None
     return lines, rows
 
 
-def numbered(pieces: Iterable[Piece], counts: Iterable[tuple[int, int]]) -> Iterator[Piece]:
-    """Yield the pieces of one file, which come in order, with what comes before each."""
+def numbered(parts: Iterable[FilePart], counts: Iterable[tuple[int, int]]) -> Iterator[FilePart]:
+    """Yield the parts of one file, which come in order, with what comes before each."""
     lines = rows = 0
-    for piece, (more_lines, more_rows) in zip(pieces, counts, strict=True):
-        yield replace(piece, lines=lines, rows=rows)
+    for part, (more_lines, more_rows) in zip(parts, counts, strict=True):
+        yield replace(part, lines=lines, rows=rows)
         lines, rows = lines + more_lines, rows + more_rows
 
 
-def lines_of(piece: Piece) -> Iterator[bytes]:
-    """Yield the lines of a piece of JSONL that has an end."""
-    filesystem, name = filesystem_of(piece.file)
-    end = piece.end or 0
-    with filesystem.open_input_file(name) as stream:
-        at = max(0, piece.begin - 1)
-        stream.seek(at)
-        lines = io.BufferedReader(stream, READ_BYTES)
-        # The end of a line that began before, or just its "\n".
-        before = piece.begin > 0
-        while before and at < end and (part := lines.readline(READ_BYTES)):
-            at += len(part)
-            before = not part.endswith(b"\n")
-        # A character has at most four bytes: what is cut off here has more than LONGEST_ROW.
-        while at < end and (line := lines.readline(4 * LONGEST_ROW + 1)):
-            at += len(line)
-            yield line
+def _lines(part: FilePart, stream: Stream) -> Iterator[bytes]:
+    """Yield the lines of a part of JSONL that has an end."""
+    end, at = part.end or 0, max(0, part.begin - 1)
+    stream.seek(at)
+    lines = io.BufferedReader(stream, READ_BYTES)
+    # The end of a line that began before, or just its "\n".
+    before = part.begin > 0
+    while before and at < end and (rest := lines.readline(READ_BYTES)):
+        at += len(rest)
+        before = not rest.endswith(b"\n")
+    # A character has at most four bytes: what is cut off here has more than LONGEST_ROW.
+    while at < end and (line := lines.readline(4 * LONGEST_ROW + 1)):
+        at += len(line)
+        yield line

@@ -164,13 +164,13 @@ def _of_preset(values: object, place: Sequence[str | int], key: str) -> str:
     return f"; {last} is the preset's ({section['preset']}): give {key} too, or another preset"
 
 
-Place = Sequence[str | int]
+KeyPath = Sequence[str | int]
 """The place of an error as pydantic states it: keys, numbers of entries, and names of methods."""
 
 Models = list[type[BaseModel]]
 
 
-def near_key(model: type[BaseModel], place: Place) -> str:
+def near_key(model: type[BaseModel], place: KeyPath) -> str:
     """Return the part of an error about a key that does not exist: a near one in its section, the
     methods that have it, or the section that does; "" without any."""
     *above, last = place
@@ -191,7 +191,7 @@ def near_key(model: type[BaseModel], place: Place) -> str:
     return f" (did you mean {' or '.join(sections)}?)" if sections else ""
 
 
-def _models_at(models: Models, place: Place) -> Models:
+def _models_at(models: Models, place: KeyPath) -> Models:
     """Return the models of the section at a place. The name of a method in it chooses among the
     methods' models."""
     for part in place:

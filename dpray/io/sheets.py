@@ -55,7 +55,7 @@ def _open(
     name: str, stream: IO[bytes], form: FileFormat
 ) -> tuple[int, list[str], Iterator[tuple[int, Cells]]]:
     """Return the number of the header's row, its names, and the rows below."""
-    rows = _rows(name, _sheet(name, _workbook(name, stream), form))
+    rows = _sheet_rows(name, _sheet(name, _workbook(name, stream), form))
     rows = ((number, cells) for number, cells in rows if number > form.skip_rows)
     above, header = next(rows, (form.skip_rows, ()))
     return above, ["" if cell is None else str(cell) for cell in header], rows
@@ -92,7 +92,7 @@ def _sheet(name: str, workbook: Workbook, form: FileFormat) -> Sheet | None:
             there = f"there are: {listed_names([*sheets])}"
             raise InputError(f"{key}: {base_name(name)} has no sheet '{form.records}'; {there}")
         return sheets[form.records]
-    filled = [each for each in sheets.values() if next(_rows(name, each), None) is not None]
+    filled = [each for each in sheets.values() if next(_sheet_rows(name, each), None) is not None]
     if len(filled) > 1:
         listed = listed_names([each.title for each in filled])
         advice = "leave one" if form.keys is None else f"set {key} to the name of one"
@@ -100,7 +100,7 @@ def _sheet(name: str, workbook: Workbook, form: FileFormat) -> Sheet | None:
     return filled[0] if filled else None
 
 
-def _rows(name: str, sheet: Sheet | None) -> Iterator[tuple[int, Cells]]:
+def _sheet_rows(name: str, sheet: Sheet | None) -> Iterator[tuple[int, Cells]]:
     """Yield the rows of a sheet that are not empty, with their numbers. Raises InputError."""
     if sheet is None:
         return

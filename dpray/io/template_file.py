@@ -44,7 +44,7 @@ class TemplatePart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Part(TemplatePart):
+class Conditional(TemplatePart):
     """The text `then` if a placeholder has a value, `otherwise` if it is empty."""
 
     placeholder: str = Field(alias="if")
@@ -72,7 +72,7 @@ class Template:
     method's templates have. `about` is what the configuration says about the texts."""
 
     texts: Mapping[str, str]
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, Conditional] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
@@ -174,10 +174,10 @@ def read_template(
     """Read a template of the package by its name, or a YAML file by its path. It has the `required`
     ones of `keys`; `further` keys have a type and a default. Raises InputError that names the file
     and the key."""
-    values = _read(name, package)
+    values = _template_values(name, package)
     texts = {key: (str, ... if key in required else each.default) for key, each in keys.items()}
     common: dict[str, object] = {
-        "parts": (dict[str, Part], {}),
+        "parts": (dict[str, Conditional], {}),
         "labels": (dict[object, str], {}),
         "stop": (Words, ()),
         "refusals": (Words, ()),
@@ -204,11 +204,11 @@ def read_template(
         {key: checked[key] for key in further},
         about,
     )
-    _check(template, keys)
+    _check_placeholders(template, keys)
     return template
 
 
-def _read(name: str, package: str) -> dict[str, object]:
+def _template_values(name: str, package: str) -> dict[str, object]:
     known = packaged(package)
     try:
         values = parse_yaml(known.get(name, Path(name)).read_text(encoding="utf-8-sig"))
@@ -223,7 +223,7 @@ def _read(name: str, package: str) -> dict[str, object]:
     return values
 
 
-def _check(template: Template, keys: Mapping[str, TextKey]) -> None:
+def _check_placeholders(template: Template, keys: Mapping[str, TextKey]) -> None:
     """Refuse the name of a placeholder for a part, and texts without what they need."""
     for name in template.parts:
         if name in ABOUT or any(name in key.placeholders for key in keys.values()):

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from dpray.io.columns import value_at
-from dpray.io.formats import FileFormat, Row, Scanned, Where, base_name, folder_columns, row_of
+from dpray.io.formats import FileFormat, FileRow, Scanned, Where, base_name, folder_columns, row_of
 from dpray.io.one_object import PANDAS, where_rows_are
 from dpray.types import InputError
 
@@ -117,7 +117,7 @@ def read_txt(name: str, stream: io.BufferedReader, form: FileFormat) -> Scanned:
         yield where, {"text": text} | folder_label(name)
 
 
-def folder_label(name: str) -> Row:
+def folder_label(name: str) -> FileRow:
     """Return the column that the folder of a file with one record is, unless its name has one."""
     return {} if folder_columns(name) else {"label": name.split("/")[-2]}
 
@@ -156,7 +156,7 @@ def _goes_on(start: str) -> bool:
     return False
 
 
-def _object_in(text: str) -> Row | None:
+def _object_in(text: str) -> FileRow | None:
     """Return the object that is all of a text, None for anything else, such as several lines."""
     try:
         found = json.loads(text.removeprefix("\ufeff"))
@@ -165,7 +165,7 @@ def _object_in(text: str) -> Row | None:
     return found if isinstance(found, dict) else None
 
 
-def _one_object(name: str, found: Row, text: str, encoding: str, form: FileFormat) -> Scanned:
+def _one_object(name: str, found: FileRow, text: str, encoding: str, form: FileFormat) -> Scanned:
     """Read a file that is one object: in one line, it may be the only record."""
     hint = where_rows_are(found, form)
     if why := _no_records(found):
@@ -209,7 +209,7 @@ def too_long(place: Where | str) -> InputError:
     return InputError(f"{place}: longer than {LONGEST_ROW:,} characters")
 
 
-def _object(where: Where, line: str) -> Row | InputError:
+def _object(where: Where, line: str) -> FileRow | InputError:
     try:
         row = json.loads(line, object_pairs_hook=row_of)
     except (ValueError, RecursionError):  # a number of 5,000 digits is a ValueError
@@ -217,7 +217,7 @@ def _object(where: Where, line: str) -> Row | InputError:
     return _if_object(where, row)
 
 
-def _if_object(where: Where, value: Any) -> Row | InputError:
+def _if_object(where: Where, value: Any) -> FileRow | InputError:
     if isinstance(value, dict):
         return value
     hint = 'write each record as one, such as {"text": "..."}'
@@ -273,7 +273,7 @@ def _loaded(text: str, form: FileFormat) -> list[Any]:
     return entries
 
 
-def _no_records(found: Row) -> str | None:
+def _no_records(found: FileRow) -> str | None:
     """Return what a file of one JSON object is, if that is no record."""
     if "$schema" in found or ("properties" in found and found.get("type") == "object"):
         return "a JSON Schema, and no records; move it elsewhere, or name the others by a glob"

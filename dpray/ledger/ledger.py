@@ -38,10 +38,10 @@ from dpray.ledger.store import Store, is_transient
 from dpray.ledger.transaction import Seen, Tip, Transaction
 from dpray.types import Budget, BudgetRefused, DprayError, Json, LedgerConflict, LedgerError
 
-Kind = Literal["begin", "publish", "fail"]
+EntryKind = Literal["begin", "publish", "fail"]
 """A kind of entries that a unit has."""
 
-Place = tuple[str, str]
+Start = tuple[str, str]
 """A unit and the attempt that started it."""
 
 P = ParamSpec("P")
@@ -220,7 +220,7 @@ class RunLedger(ABC):
         """Return the names of the data sets that the ledger has."""
         return self.read(queries.dataset_names)
 
-    def started(self, charge_key: str) -> Iterator[Place]:
+    def started(self, charge_key: str) -> Iterator[Start]:
         """Yield (unit, attempt) of every start, sorted: one for each attempt at a unit."""
         return ((unit, entry.attempt) for unit, entry in self._units("begin", charge_key))
 
@@ -230,7 +230,7 @@ class RunLedger(ABC):
             if sum(1 for _ in attempts) > 1:
                 yield unit
 
-    def unfinished(self, charge_key: str) -> Iterator[Place]:
+    def unfinished(self, charge_key: str) -> Iterator[Start]:
         """Yield the starts of units that neither were published nor failed: running, or lost."""
         ended = {unit for unit, _ in self._units("publish", charge_key)}
         ended |= {unit for unit, _ in self._units("fail", charge_key)}
@@ -248,7 +248,7 @@ class RunLedger(ABC):
             failure = entry.values()
             yield unit, (failure["attempt"], failure["reason"])
 
-    def _units(self, kind: Kind, charge_key: str) -> Iterator[tuple[str, Entry]]:
+    def _units(self, kind: EntryKind, charge_key: str) -> Iterator[tuple[str, Entry]]:
         """Yield a run's units with their entries of one kind, in pages: they may be a million."""
         after = ("", "")
         while rows := self.read(queries.page, kind, charge_key, after):

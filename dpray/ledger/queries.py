@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 
 import sqlalchemy as sa
 
 from dpray.ledger.account import Account
 from dpray.ledger.chain import Chain, Entry, folded
-from dpray.types import InputError, LedgerError
+from dpray.types import InputError, LedgerError, in_parts
 
 VERSION = 1
 """The version of the tables below. A ledger of another version is refused."""
 
-CHUNK = 500
+AT_ONCE = 500
 """One statement looks up at most this many rows."""
 
 ROWS_AT_A_TIME = 2_000
@@ -107,8 +106,8 @@ def find_all(connection: sa.Connection, kind: str, keys: Iterable[str]) -> dict[
     """Return the entries of this kind with these keys, by key."""
     return {
         row.key: Entry(**row._mapping)
-        for chunk in _batched(keys)
-        for row in connection.execute(_WITH_KEYS, {"kind": kind, "keys": chunk})
+        for part in in_parts(keys, AT_ONCE)
+        for row in connection.execute(_WITH_KEYS, {"kind": kind, "keys": part})
     }
 
 
@@ -123,8 +122,8 @@ def outcomes(
     connection: sa.Connection, charge_key: str, units: Iterable[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield kind, unit and payload of the entries that end these units; "" is the run itself."""
-    for chunk in _batched(units):
-        for row in connection.execute(_OUTCOMES, {"key": charge_key, "units": chunk}):
+    for part in in_parts(units, AT_ONCE):
+        for row in connection.execute(_OUTCOMES, {"key": charge_key, "units": part}):
             yield row.kind, row.unit, row.payload
 
 
@@ -134,9 +133,9 @@ def begun(
     """Return the units that this attempt has begun."""
     return {
         unit
-        for chunk in _batched(units)
+        for part in in_parts(units, AT_ONCE)
         for (unit,) in connection.execute(
-            _BEGUN, {"key": charge_key, "attempt": attempt, "units": chunk}
+            _BEGUN, {"key": charge_key, "attempt": attempt, "units": part}
         )
     }
 
@@ -282,9 +281,3 @@ def broken_chain(dataset: str) -> LedgerError:
         f"the ledger's entries of '{dataset}' are not as they were written: nothing more is "
         "charged to it (see `dpray ledger verify`)"
     )
-
-
-def _batched(items: Iterable[str]) -> Iterator[list[str]]:
-    remaining = iter(items)
-    while batch := list(islice(remaining, CHUNK)):
-        yield batch

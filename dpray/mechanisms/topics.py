@@ -21,10 +21,10 @@ WORD = r"\b[^\W\d]\w+\b"
 """Words begin with a letter: a number names no topic."""
 
 Vectors = npt.NDArray[np.float32]
-Numbers = npt.NDArray[np.integer]
+Clusters = npt.NDArray[np.integer]
 
 
-def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Numbers, Vectors]:
+def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Clusters, Vectors]:
     """Cluster the vectors by k-means with a fixed seed, into `most` clusters, or fewer if fewer
     vectors differ. Return each vector's cluster, shape (N,), and the means, shape (T, D)."""
     different: set[bytes] = set()
@@ -36,11 +36,11 @@ def clusters_of(vectors_ND: Vectors, most: int) -> tuple[Numbers, Vectors]:
     return clusters.labels_, clusters.cluster_centers_
 
 
-Words = Callable[[str], list[str]]
+SplitWords = Callable[[str], list[str]]
 """Splits a text into the words that may name a topic."""
 
 
-def words_of(stop_words: Collection[str] | None = None, terms: Sequence[str] = ()) -> Words:
+def words_of(stop_words: Collection[str] | None = None, terms: Sequence[str] = ()) -> SplitWords:
     """Return the function that splits a text into words, in lower case: each begins with a letter,
     has at least two characters and is no stop word, by default no English one. With `terms`, for a
     script without spaces, the words are the terms that the text holds."""
@@ -48,17 +48,17 @@ def words_of(stop_words: Collection[str] | None = None, terms: Sequence[str] = (
         matcher = TermMatcher([term for term in terms if term not in (stop_words or ())])
         return lambda text: [matcher.terms[term] for term in matcher.matches(text)]
     english = "english" if stop_words is None else None
-    split: Words = CountVectorizer(stop_words=english, token_pattern=WORD).build_analyzer()
+    split: SplitWords = CountVectorizer(stop_words=english, token_pattern=WORD).build_analyzer()
     return lambda text: [word for word in split(text) if word not in (stop_words or ())]
 
 
 def class_terms(
     texts: Sequence[str],
-    topic_of: Numbers,
+    topic_of: Clusters,
     topics: int,
     number: int,
     min_texts: int,
-    words: Words | None = None,
+    words: SplitWords | None = None,
 ) -> list[list[str]]:
     """Return each topic's `number` words with the highest class-based TF-IDF, `tf_tc log(1 + A /
     tf_t)` with A the average number of words per topic (Grootendorst 2022, Eq. 2), of those that

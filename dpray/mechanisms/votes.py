@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dpray.accounting.event import Array
 from dpray.accounting.events import DiscreteGaussian
 from dpray.mechanisms.discrete_noise import Counts, discrete_gaussian
 
@@ -33,8 +34,6 @@ FLOAT32_UNIT = 2.0**-24
 
 NOISE_MULTIPLIERS = (1e-3, 1e7)
 """The range of noise multipliers: standard deviations over the sensitivity."""
-
-Array = npt.NDArray[np.float64]
 
 N = TypeVar("N", bound=Any)
 """Numbers of numpy or of torch."""

@@ -31,7 +31,7 @@ TRIED = 64
 
 
 class NearestOnDevice(NearestText):
-    """The search on a torch device. Private rows come and go in blocks: their number decides no
+    """The search on a torch device. Private rows come and go in parts: their number decides no
     amount of the device's memory.
 
     The host searches instead where the device's float64 products are not exact, and where it fails,

@@ -15,7 +15,7 @@ from dpray.io.files import read_json
 from dpray.io.snapshot import open_database
 from dpray.methods import load_module
 from dpray.runs.folder import CONFIG, MODEL, ReleaseFolder
-from dpray.runs.plan import Choice, Losses, Plan
+from dpray.runs.plan import Choice, LossesOf, Plan
 from dpray.types import InputError, Json, OnProgress, Progress
 from dpray.workers.engine import BuildEngine, build_engine
 
@@ -51,13 +51,13 @@ def choose(config: Config, records: int) -> Choice:
     return chosen
 
 
-def released_losses(plan: Plan, folder: Path) -> Losses | None:
+def released_losses(plan: Plan, folder: Path) -> LossesOf | None:
     """Return the losses by the model that the run in `folder` released, or None if the method
     releases texts only."""
     if plan.settings.name != "dp_sgd":
         return None
     model = load_module("dp_sgd", "audit")
-    losses: Losses = model.released_losses(plan.config, plan.settings, folder / MODEL)
+    losses: LossesOf = model.released_losses(plan.config, plan.settings, folder / MODEL)
     return losses
 
 

@@ -61,7 +61,7 @@ def _check_own(folder: Path, uri: str, filesystem: fs.FileSystem, root: str) -> 
     this run."""
     claim = folder / CLAIM
     own = read_json(claim).get("run_id") if claim.exists() else None
-    there = _read(filesystem, f"{root}/{CLAIM}")
+    there = _json_at(filesystem, f"{root}/{CLAIM}")
     if there is None:
         name = root.partition("/")[0]
         if name and filesystem.get_file_info(name).type == fs.FileType.NotFound:
@@ -80,7 +80,7 @@ def _copy(
 ) -> None:
     _check_own(folder, uri, filesystem, root)
     run = read_json(folder / CLAIM)["run_id"]
-    marker, files = _read(filesystem, f"{root}/{MARKER}"), _digests(folder, names)
+    marker, files = _json_at(filesystem, f"{root}/{MARKER}"), _digests(folder, names)
     if marker == (whole := {"run_id": run, "files": files}) and _sizes_are(filesystem, root, files):
         return
     if marker is not None:
@@ -108,7 +108,7 @@ def _sizes_are(filesystem: fs.FileSystem, root: str, files: dict[str, Json]) -> 
     return [info.size for info in infos] == [file["bytes"] for file in files.values()]
 
 
-def _read(filesystem: fs.FileSystem, path: str) -> Json | None:
+def _json_at(filesystem: fs.FileSystem, path: str) -> Json | None:
     """Return a JSON object in the bucket, None if it is not there, {} for another file."""
     if filesystem.get_file_info(path).type != fs.FileType.File:
         return None

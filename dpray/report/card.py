@@ -125,7 +125,7 @@ RELEASED = (RECORDS, *TABLES, REPORT, PAGE, CARD, CROISSANT, SHEET, *OF_MODEL)
 
 
 @dataclass(frozen=True)
-class Release:
+class PublicRelease:
     """The public files of a finished run."""
 
     folder: Path
@@ -134,7 +134,7 @@ class Release:
     license: str
 
     @staticmethod
-    def of(folder: Path, name: str | None, license: str) -> Release:
+    def of(folder: Path, name: str | None, license: str) -> PublicRelease:
         """Raises InputError if the folder is not that of a finished run, or if the run was not
         private."""
         if not folder.is_dir():
@@ -145,7 +145,7 @@ class Release:
                 f"{folder}: this run is not private, and nothing of it may be released"
             )
         known = folder.name if report.ledger is None else report.ledger.dataset
-        return Release(folder, report, name or known, license)
+        return PublicRelease(folder, report, name or known, license)
 
     @property
     def has_table(self) -> bool:
@@ -193,11 +193,11 @@ def write_card(run_dir: Path, name: str | None, license: str | None) -> list[Pat
     is the data set's, or null for the one in the ledger; `license` is one for `hub_license`, or
     null for the one on the card that is there.
 
-    Raises InputError as `Release.of` and `hub_license` do, and for a README.md that somebody else
-    wrote."""
+    Raises InputError as `PublicRelease.of` and `hub_license` do, and for a README.md that somebody
+    else wrote."""
     card = run_dir / CARD
     stated = license_there(run_dir) if license is None else hub_license(license)
-    release = Release.of(run_dir, name, stated)
+    release = PublicRelease.of(run_dir, name, stated)
     if card.exists() and "\n- dpray\n" not in card.read_text(encoding="utf-8", errors="replace"):
         raise InputError(f"{card}: this file is not from dpray card; move it first")
     contents = {
@@ -210,13 +210,13 @@ def write_card(run_dir: Path, name: str | None, license: str | None) -> list[Pat
     return [run_dir / file for file in contents]
 
 
-def privacy_sheet(release: Release) -> str:
+def privacy_sheet(release: PublicRelease) -> str:
     """Return the sheet for the questions of NIST SP 800-226 as one HTML page."""
     template = templates().get_template("nist.html.j2")
     return template.render(answers=release.answers, name=release.name)
 
 
-def dataset_card(release: Release) -> str:
+def dataset_card(release: PublicRelease) -> str:
     """Return Markdown with the header that the hub and `datasets.load_dataset` read."""
     configs = [{"config_name": "records", "data_files": RECORDS, "default": True}]
     if release.has_table:
@@ -268,7 +268,7 @@ def _figures_of(rows: Sequence[dict[str, object]]) -> tuple[dict[str, int], Mapp
     return dict(counts.most_common()), dict(zip(("10 %", "50 %", "90 %"), quantiles, strict=True))
 
 
-def croissant(release: Release) -> dict[str, object]:
+def croissant(release: PublicRelease) -> dict[str, object]:
     """Return the metadata in the vocabulary of Croissant 1.0 (MLCommons)."""
     files = {RECORDS: "application/jsonlines"}
     sets = [_record_set("records", RECORDS, _schema(release))]
@@ -326,7 +326,7 @@ def _record_set(name: str, file: str, columns: Columns) -> dict[str, object]:
     }
 
 
-def _schema(release: Release) -> Columns:
+def _schema(release: PublicRelease) -> Columns:
     """Return the columns of the synthetic records. A column with values of several types is text,
     as pandas and `datasets` read it."""
     values: dict[str, list[object]] = {}

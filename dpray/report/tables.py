@@ -10,7 +10,7 @@ from decimal import ROUND_CEILING, Context
 from statistics import fmean
 from typing import Any
 
-from dpray.evaluation.copies import KINDS
+from dpray.evaluation.copies import STRING_KINDS
 from dpray.evaluation.personal_data import LIMITS, in_words
 from dpray.runs.privacy_report import Guarantee
 from dpray.types import ReadOnlyJson
@@ -22,8 +22,6 @@ FIDELITY = {
 SYNTHETIC = "these synthetic records"
 TRAINED_ON = {"ceiling": "real records (ceiling)", "synthetic": SYNTHETIC, "floor": "file (floor)"}
 SIDES = {"real": "real", "other_real": "other real", "synthetic": "synthetic"}
-
-Result = ReadOnlyJson
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def person_in_words(guarantee: Guarantee) -> str:
     return f"is protected record by record: for example, {', '.join(known)}{words}"
 
 
-def evaluation_tables(result: Result) -> dict[str, DataTable]:
+def evaluation_tables(result: ReadOnlyJson) -> dict[str, DataTable]:
     """Return a table for each part that `evaluation.json` has. The table of `topics` shows words of
     private texts."""
     parts: dict[str, Callable[[Any], DataTable | None]] = {
@@ -78,7 +76,7 @@ def evaluation_tables(result: Result) -> dict[str, DataTable]:
     return {name: table for name, table in tables.items() if table is not None}
 
 
-def _downstream(found: Result) -> DataTable:
+def _downstream(found: ReadOnlyJson) -> DataTable:
     name, sides = found["classifier"], {key: found[key] for key in TRAINED_ON}
     names = TRAINED_ON | {"floor": f"{sides['floor']['kind']} (floor)"}
     return DataTable(
@@ -93,7 +91,7 @@ def _downstream(found: Result) -> DataTable:
     )  # fmt: skip
 
 
-def _fidelity(found: Result) -> DataTable:
+def _fidelity(found: ReadOnlyJson) -> DataTable:
     pair = ("synthetic", "real")
     return DataTable(
         f"Embeddings next to those of real test records: {number(found['records_a_side'])} a side, "
@@ -107,7 +105,7 @@ def _fidelity(found: Result) -> DataTable:
     )
 
 
-def _copies(found: Result) -> DataTable:
+def _copies(found: ReadOnlyJson) -> DataTable:
     sides = (found["synthetic"], found["held_out"])
     rows = {
         "longest_shared_words": ("longest shared run of words", 0),
@@ -128,10 +126,10 @@ def _copies(found: Result) -> DataTable:
     )
 
 
-def _replays(found: Result) -> DataTable:
+def _replays(found: ReadOnlyJson) -> DataTable:
     rows = [
-        (KINDS[kind], number(each["strings"]), number(each["found"]), f"{each['expected']:.1f}",
-         "none" if each["ratio"] is None else f"{each['ratio']:.1f}")
+        (STRING_KINDS[kind], number(each["strings"]), number(each["found"]),
+         f"{each['expected']:.1f}", "none" if each["ratio"] is None else f"{each['ratio']:.1f}")
         for kind, each in found["kinds"].items()
     ]  # fmt: skip
     return DataTable(
@@ -143,7 +141,7 @@ def _replays(found: Result) -> DataTable:
     )
 
 
-def _topics(topics: Sequence[Result]) -> DataTable:
+def _topics(topics: Sequence[ReadOnlyJson]) -> DataTable:
     return DataTable(
         "Topics: clusters of embeddings, with the terms that mark them and their share of the "
         "records.",
@@ -155,7 +153,7 @@ def _topics(topics: Sequence[Result]) -> DataTable:
     )
 
 
-def _lengths(found: Result) -> DataTable:
+def _lengths(found: ReadOnlyJson) -> DataTable:
     return DataTable(
         f"Lengths in {found['unit']}. Distance: 1-Wasserstein to the real test records; for real "
         "records, to other real ones.",
@@ -169,7 +167,7 @@ def _lengths(found: Result) -> DataTable:
     )  # fmt: skip
 
 
-def _structure(found: Result) -> DataTable | None:
+def _structure(found: ReadOnlyJson) -> DataTable | None:
     sides = {name: found[name] for name in ("real", "synthetic")}
     if not any(s["json_parse_share"] or s["schema_share"] is not None for s in sides.values()):
         return None
@@ -181,7 +179,7 @@ def _structure(found: Result) -> DataTable | None:
     return DataTable("Structure", ("", "Is JSON", "Fits the schema"), rows)
 
 
-def _column_distances(found: Result) -> DataTable | None:
+def _column_distances(found: ReadOnlyJson) -> DataTable | None:
     if not found["one_way"]:
         return None
     sides = ("synthetic_to_real", "real_to_real")
@@ -204,7 +202,7 @@ def _column_distances(found: Result) -> DataTable | None:
     )
 
 
-def _personal_data(found: Result) -> DataTable:
+def _personal_data(found: ReadOnlyJson) -> DataTable:
     return DataTable(
         f"Personal data, as far as patterns find it in the synthetic texts only. {LIMITS}",
         ("Matches", "Texts with a match"),

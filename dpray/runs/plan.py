@@ -32,8 +32,8 @@ from dpray.types import InputError, Json
 from dpray.workers.engine import with_absolute_model
 from dpray.workers.rows import Row
 
-Losses = Callable[[Sequence[str], Mapping[str, str]], list[float]]
-"""`Losses` evaluate a released model: they take texts and the values of their columns, and return
+LossesOf = Callable[[Sequence[str], Mapping[str, str]], list[float]]
+"""`LossesOf` evaluate a released model: they take texts and the values of their columns, and return
 the mean negative log-likelihood per token of each text."""
 
 P = TypeVar("P", bound="Plan")

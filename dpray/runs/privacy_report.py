@@ -34,7 +34,7 @@ NOT_COVERED = (
 )
 
 
-class Part(BaseModel):
+class ReportObject(BaseModel):
     """An object of the report."""
 
     model_config = ConfigDict(frozen=True)
@@ -44,7 +44,7 @@ class Part(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-class Person(Part):
+class Person(ReportObject):
     """The guarantee of a person with several records, if each record is a unit."""
 
     records: int
@@ -52,27 +52,27 @@ class Person(Part):
     delta: float
 
 
-class Accountant(Part):
+class Accountant(ReportObject):
     name: str
     version: str
     bound: str = Field(description="the bound on the total that was the smallest")
 
 
-class MechanismCost(Part):
+class MechanismCost(ReportObject):
     epsilon_alone: float = Field(description="the epsilon of this mechanism without the others")
     delta: float
     bound: str
     zcdp_rho: float | None = Field(description="null for one without a finite rho")
 
 
-class Mechanism(Part):
+class Mechanism(ReportObject):
     name: str
     parameters: Mapping[str, object]
     count: int = Field(description="the number of times that the mechanism is charged")
     cost: MechanismCost
 
 
-class Guarantee(Part):
+class Guarantee(ReportObject):
     """The keys that `plan --json` and the report share. A run without noise has no epsilon."""
 
     epsilon: float | None = Field(ge=0, allow_inf_nan=False)
@@ -94,18 +94,18 @@ class Guarantee(Part):
         return not_private
 
 
-class Repeats(Part):
+class Repeats(ReportObject):
     count: int = Field(description="the number of units of work that began more than once")
     lost_starts: Mapping[str, int] = Field({}, description="lost starts by their cause")
     only_after: Sequence[str]
 
 
-class BudgetPart(Part):
+class BudgetPart(ReportObject):
     epsilon: float
     delta: float
 
 
-class LedgerEntry(Part):
+class LedgerEntry(ReportObject):
     """The data set's budget, and the entry that closes the run."""
 
     url_kind: str
@@ -120,7 +120,7 @@ class LedgerEntry(Part):
     left: BudgetPart
 
 
-class BatchCounts(Part):
+class BatchCounts(ReportObject):
     total: int
     published: int
     repeated: int
@@ -128,12 +128,12 @@ class BatchCounts(Part):
     missing: int | None = None
 
 
-class Tokens(Part):
+class Tokens(ReportObject):
     total: int
     private: int = Field(description="the tokens that drew on private texts, with noise")
 
 
-class Calls(Part):
+class Calls(ReportObject):
     """The calls of the language model in all attempts at the run."""
 
     calls: int
@@ -141,13 +141,13 @@ class Calls(Part):
     completion_tokens: int
 
 
-class Steps(Part):
+class Steps(ReportObject):
     planned: int
     repeated: int
     charged: int
 
 
-class Iteration(Part):
+class Iteration(ReportObject):
     """The concentration of the positive noisy votes, and the lengths of the kept texts."""
 
     iteration: int
@@ -158,22 +158,22 @@ class Iteration(Part):
     words: Mapping[str, float] = Field(description="quantiles of the numbers of words")
 
 
-class TopicCounts(Part):
+class TopicCounts(ReportObject):
     words: Sequence[str]
     counts: Mapping[str, int] = Field(description="noisy counts by label")
 
 
-class Numerics(Part):
+class Numerics(ReportObject):
     dtype: str
     row_variation: float | None
 
 
-class TableCounts(Part):
+class TableCounts(ReportObject):
     rows: int
     left_out: int
 
 
-class OfMethod(Part):
+class OfMethod(ReportObject):
     """The results of methods; each has some of them."""
 
     batches: BatchCounts | None = None

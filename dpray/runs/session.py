@@ -55,8 +55,8 @@ from dpray.types import (
 from dpray.workers.engine import BuildEngine, after_trial
 from dpray.workers.engine_pool import EnginePool, on_pool
 from dpray.workers.failures import FAIL, RESUME, Kind, class_name, kind_of
-from dpray.workers.metrics import Record, RunMetrics, no_metrics
-from dpray.workers.rows import Row, data_pieces, record_rows
+from dpray.workers.metrics import RunMetrics, SetMetric, no_metrics
+from dpray.workers.rows import Row, data_files, record_rows
 from dpray.workers.shards import Shards, Voters, W
 
 LOSSES = "losses.jsonl"
@@ -97,7 +97,7 @@ class Session(Generic[P_co]):
     build: BuildEngine
     engine: Engine | None = None
     """The engine that was loaded before the charge, until it is taken."""
-    record: Record = no_metrics
+    record: SetMetric = no_metrics
     attempt_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     resume_hint: str = DprayError.resume_hint
     """Set on an error that ends the run: how to continue, and the cost."""
@@ -247,8 +247,8 @@ class Session(Generic[P_co]):
         Raises InputError that names the row."""
         if self.plan.reads.checked_first and not self.has_begun:
             self.show("checking records")
-            for piece in data_pieces(self.config.data):
-                for _ in record_rows(piece, self.config.data, self.plan.reads.column_values):
+            for part in data_files(self.config.data):
+                for _ in record_rows(part, self.config.data, self.plan.reads.column_values):
                     pass
 
     def published(self, unit: str) -> Json | None:

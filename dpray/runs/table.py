@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,16 +19,14 @@ from dpray.config.config import DataConfig
 from dpray.io.files import sync, write_durably
 from dpray.runs.folder import TABLES
 from dpray.runs.privacy_report import TableCounts
-from dpray.types import valid_unicode
+from dpray.types import in_parts, valid_unicode
 
-CHUNK = 10_000
+AT_ONCE = 10_000
 """Rows in memory at a time."""
 
 NO_TYPE = (pa.ArrowException, OverflowError, OSError)
 """Arrow raises one of these for values without a common type, and for a type that is nested more
 deeply than Parquet is read."""
-
-Rows = Iterable[dict[str, object]]
 
 
 def write_table(synthetic: Path, data: DataConfig) -> TableCounts:
@@ -39,7 +36,7 @@ def write_table(synthetic: Path, data: DataConfig) -> TableCounts:
     counts = {"rows": 0, "left_out": 0}
 
     def lines() -> Iterator[str]:
-        for record in _rows(synthetic):
+        for record in _json_rows(synthetic):
             cells = data.columns_of(str(record["text"]))
             counts["left_out" if cells is None else "rows"] += 1
             if cells is not None:
@@ -54,7 +51,7 @@ def write_table(synthetic: Path, data: DataConfig) -> TableCounts:
     return TableCounts(**counts)
 
 
-def _rows(file: Path) -> Iterator[dict[str, object]]:
+def _json_rows(file: Path) -> Iterator[dict[str, object]]:
     with open(file, encoding="utf-8") as lines:
         yield from map(json.loads, lines)
 
@@ -64,39 +61,33 @@ def _write_parquet(table: Path, target: Path) -> None:
     is written as JSON texts."""
     types: dict[str, pa.DataType] = {}
     as_json: set[str] = set()
-    for chunk in _chunks(_rows(table)):
-        for name in chunk[0].keys() - as_json:
+    for part in in_parts(_json_rows(table), AT_ONCE):
+        for name in part[0].keys() - as_json:
             try:
-                types[name] = _common(types.get(name, pa.null()), [row[name] for row in chunk])
+                types[name] = _common(types.get(name, pa.null()), [row[name] for row in part])
             except NO_TYPE:
                 types[name] = pa.string()
                 as_json.add(name)
-    # A later chunk's type may not hold an earlier one's values: fractions, and large integers.
-    for chunk in _chunks(_rows(table)):
-        for name in chunk[0].keys() - as_json:
+    # A later part's type may not hold an earlier one's values: fractions, and large integers.
+    for part in in_parts(_json_rows(table), AT_ONCE):
+        for name in part[0].keys() - as_json:
             try:
-                pa.array([row[name] for row in chunk], types[name])
+                pa.array([row[name] for row in part], types[name])
             except NO_TYPE:
                 types[name] = pa.string()
                 as_json.add(name)
     # Keep the order of the columns.
-    columns = next(_rows(table), {})
+    columns = next(_json_rows(table), {})
     schema = pa.schema([(name, types[name]) for name in columns])
     temporary = target.with_name(target.name + ".tmp")
     with pq.ParquetWriter(temporary, schema) as writer:
-        for chunk in _chunks(_rows(table)):
+        for part in in_parts(_json_rows(table), AT_ONCE):
             for name in as_json:
-                chunk = [row | {name: json.dumps(row[name], ensure_ascii=False)} for row in chunk]
-            writer.write_table(pa.Table.from_pylist(chunk, schema=schema))
+                part = [row | {name: json.dumps(row[name], ensure_ascii=False)} for row in part]
+            writer.write_table(pa.Table.from_pylist(part, schema=schema))
     sync(temporary)
     os.replace(temporary, target)
     sync(target.parent)
-
-
-def _chunks(rows: Rows) -> Iterator[list[dict[str, object]]]:
-    rows = iter(rows)
-    while chunk := list(islice(rows, CHUNK)):
-        yield chunk
 
 
 def _common(known: pa.DataType, values: list[object]) -> pa.DataType:

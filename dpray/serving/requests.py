@@ -49,7 +49,7 @@ class _Checked(BaseModel):
     )
 
 
-def _listed(value: object) -> object:
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
@@ -66,7 +66,7 @@ _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _User = Annotated[str, Field(max_length=256)]
 _Stop = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=256)]],
-    BeforeValidator(_listed),
+    BeforeValidator(_as_list),
     Field(max_length=4),
 ]
 _Biases = Annotated[
@@ -164,7 +164,7 @@ class CompletionCall(Generation):
     """The keys of `/v1/completions`; prompts are texts, never token ids or tensors."""
 
     prompt: Annotated[
-        list[str], BeforeValidator(_listed), Field(min_length=1, max_length=MAX_SEQUENCES)
+        list[str], BeforeValidator(_as_list), Field(min_length=1, max_length=MAX_SEQUENCES)
     ]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -187,7 +187,7 @@ class EmbeddingCall(_Checked):
     model: str
     input: Annotated[
         list[Annotated[str, Field(min_length=1)]],
-        BeforeValidator(_listed),
+        BeforeValidator(_as_list),
         Field(min_length=1),
     ]
     encoding_format: Literal["float", "base64"] | None = None

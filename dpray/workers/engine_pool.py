@@ -28,7 +28,7 @@ from dpray.engines.base import (
     TextGenerator,
 )
 from dpray.engines.rates import Rates, rates_of
-from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable
+from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable, in_parts
 from dpray.workers.cluster import NeverRepeated, never_repeated
 from dpray.workers.engine import (
     LoadError,
@@ -45,7 +45,7 @@ from dpray.workers.pool_actor import Emit, Parts, PoolActor
 
 T = TypeVar("T")
 
-CHUNK = 1024
+PROMPTS_AT_ONCE = 1024
 """An actor is given at most this many prompts at once: enough that vLLM, which decodes some
 hundreds side by side, spends little of its time on the last few of them."""
 
@@ -121,7 +121,7 @@ class EnginePool:
         runtime = config.runtime
         load = partial(build, with_absolute_model(config.engine))
         # All results that are there: the actor waits for no others.
-        actors, self._size = engine_actors(config, load, EngineWorker, CHUNK, 0.0)
+        actors, self._size = engine_actors(config, load, EngineWorker, PROMPTS_AT_ONCE, 0.0)
         attempts, wait = runtime.max_attempts, runtime.wait
         self._pool = ActorPool(actors, attempts, self._size, wait, keeps_actors=True)
 
@@ -133,9 +133,8 @@ class EnginePool:
         first finish the prompts they have."""
         asked = list(zip(range(len(prompts)), prompts, samplings, strict=True))
         # Every actor gets a part.
-        size = max(1, min(CHUNK, -(-len(asked) // self._size)))
-        cuts = [asked[start : start + size] for start in range(0, len(asked), size)]
-        work = [Part((cut,), {number for number, *_ in cut}) for cut in cuts]
+        size = max(1, min(PROMPTS_AT_ONCE, -(-len(asked) // self._size)))
+        work = [Part((part,), {number for number, *_ in part}) for part in in_parts(asked, size)]
         completions: dict[int, Completion] = {}
         try:
             with closing(self._pool.run(work)) as steps:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ import ray
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
-from dpray.types import Json
+from dpray.types import Json, in_parts
 from dpray.workers.engine_pool import engine_actors
 from dpray.workers.failures import own_errors
 from dpray.workers.placement import run_placement
@@ -33,7 +33,7 @@ from dpray.workers.rows import (
     Row,
     RowsOf,
     check_cut_files,
-    data_pieces,
+    data_files,
     local_rows,
     ray_rows,
     record_rows,
@@ -117,7 +117,7 @@ class BatchGathering:
         with own_errors():
             run_placement().make_room()
             blocks = self.gathered(config, wanted, task_size).to_arrow_refs()
-            check_cut_files(data_pieces(config.data))
+            check_cut_files(data_files(config.data))
         return cut_blocks(blocks, round(len(wanted) / (len(blocks) * task_size)))
 
     def gathered(self, config: Config, wanted: Sequence[str], task_size: int) -> ray.data.Dataset:
@@ -166,8 +166,8 @@ def outcomes_here(
 
 
 def _tasks_here(members: dict[str, list[Row]], task_size: int) -> Iterator[list[Row]]:
-    while task := list(islice(members, task_size)):
-        yield [row | {KEY: batch} for batch in task for row in members.pop(batch)]
+    for names in in_parts(list(members), task_size):
+        yield [row | {KEY: batch} for batch in names for row in members.pop(batch)]
 
 
 def outcomes_on_ray(

@@ -31,12 +31,12 @@ PROCESS, LIBRARIES = GIB // 4, GIB * 3 // 4
 STEP = GIB // 8
 """Reservations are rounded up to a multiple of this."""
 
-ROWS_AT_ONCE = 256
+PASS_ROWS = 256
 """The most rows of a pass of transformers."""
 
 LOGITS = 4
-"""The logits of a step, and what choosing tokens makes of them on a CPU: the rows of a group in one
-piece, cut to what a schema allows, and without the rows that are not finite."""
+"""The logits of a step, and what choosing tokens makes of them on a CPU: the rows of a group at
+once, cut to what a schema allows, and without the rows that are not finite."""
 
 ROWS, ROW_BYTES = 32_768, 4096
 """The rows of a gathered block, and the bytes that are counted for each."""
@@ -79,7 +79,7 @@ def _engine(config: Config) -> int:
     if config.runtime.gpus_per_actor:
         return LIBRARIES + model.largest_file + rows
     weights = model.weights * BYTES.get(engine.dtype, 4) // model.width
-    logits = LOGITS * 4 * model.vocabulary * min(engine.max_num_seqs, ROWS_AT_ONCE)
+    logits = LOGITS * 4 * model.vocabulary * min(engine.max_num_seqs, PASS_ROWS)
     return LIBRARIES + weights + logits + _cache(engine, model) + rows
 
 
@@ -88,7 +88,7 @@ def _cache(engine: EngineConfig, model: _Model) -> int:
     if engine.kind == "vllm" or engine.kv_cache_gib is not None:
         return DEFAULT_BYTES if engine.kv_cache_gib is None else int(engine.kv_cache_gib * GIB)
     context = engine.max_model_len or model.context
-    return min(DEFAULT_BYTES, ROWS_AT_ONCE * context * model.token_bytes(engine.dtype))
+    return min(DEFAULT_BYTES, PASS_ROWS * context * model.token_bytes(engine.dtype))
 
 
 def _voter(config: Config) -> int:

@@ -54,7 +54,7 @@ METRICS = (  # each is public for the reason above it
 
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
-Record = Callable[[str, float, dict[str, str]], None]
+SetMetric = Callable[[str, float, dict[str, str]], None]
 """Takes a metric's name, its value (of a counter: what is added) and its tags."""
 
 
@@ -119,7 +119,7 @@ class RunMetrics:
     """The metrics of one run, in its driver. `tags` are the run's id, its data set's name and its
     method's."""
 
-    record: Record
+    record: SetMetric
     tags: dict[str, str]
 
     def attempt(self, number: int, epsilon: float) -> None:

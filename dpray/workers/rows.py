@@ -19,11 +19,11 @@ from dpray.extras import Late
 from dpray.io.after import after
 from dpray.io.columns import OTHER, column_of, is_empty, is_known, match_label, value_name
 from dpray.io.file_list import file_digest, list_files
-from dpray.io.formats import Piece, Where, base_name, kind_of
-from dpray.io.records import count_rows, cut, last_row, numbered, read_piece
+from dpray.io.formats import FilePart, Where, base_name, kind_of
+from dpray.io.records import count_rows, cut, last_row, numbered, read_part
 from dpray.io.units import unit_of
 from dpray.mechanisms.batches import content_id, content_rank
-from dpray.types import DprayError, InputError, Json, is_interruption
+from dpray.types import DprayError, InputError, Json, in_parts, is_interruption
 
 if TYPE_CHECKING:
     import ray.data
@@ -40,16 +40,16 @@ ROWS = pa.schema(
 WITH_COLUMNS = ROWS.append(pa.field("columns", pa.map_(pa.string(), pa.string())))
 """The schema of rows whose other columns are read too."""
 
-RowsOf = Callable[[Piece], Iterator[Row]]
-"""Reads the rows of a file or a piece of one, and can be sent to another process."""
+RowsOf = Callable[[FilePart], Iterator[Row]]
+"""Reads the rows of a file or a part of one, and can be sent to another process."""
 
 Tables = Callable[[Iterable[Row]], Iterator[pa.Table]]
 """Makes tables of rows, as `tables_of` does."""
 
-CHUNK = 1024
+ROWS_AT_ONCE = 1024
 """A block has at most this many rows."""
 
-PIECE_BYTES = 128 << 20
+PART_BYTES = 128 << 20
 """A larger file is read by several tasks on Ray."""
 
 MOST_TASKS = 1000
@@ -63,22 +63,22 @@ def check_first_records(
     file or the last one of CSV is no record, or if no file has a row. A stray file is found so, a
     column that is mistyped, and a total below a table."""
     has_rows = False
-    for piece in data_pieces(data):
+    for part in data_files(data):
         try:
-            for where, row in islice(read_piece(piece), 1):
+            for where, row in islice(read_part(part), 1):
                 to_row(where, row, data, column_values)
                 has_rows = True
         except InputError as error:
             if not has_rows:
                 raise
             raise InputError(f"{error}; is it data, as the files before it are?") from None
-        _check_last(piece, data)
+        _check_last(part, data)
     if not has_rows:
         raise InputError(f"data.path: {data.path} holds no rows")
 
 
-def _check_last(piece: Piece, data: DataConfig) -> None:
-    if (last := last_row(piece)) is None:
+def _check_last(part: FilePart, data: DataConfig) -> None:
+    if (last := last_row(part)) is None:
         return
     where, row = last
     try:
@@ -90,7 +90,7 @@ def _check_last(piece: Piece, data: DataConfig) -> None:
         raise InputError(f"{error}{hint}") from None
 
 
-def data_pieces(data: DataConfig) -> list[Piece]:
+def data_files(data: DataConfig) -> list[FilePart]:
     """Return the files of `data.path`, each with its number, and with its digest if the run has
     one. Raises InputError if these are not as many files as were hashed."""
     files = list_files(data.path)
@@ -101,26 +101,26 @@ def data_pieces(data: DataConfig) -> list[Piece]:
             "them, or choose another output.path"
         )
     return [
-        Piece(file, file_number=number, format=data.format, sha256=sha256, columns=data.columns)
+        FilePart(file, file_number=number, format=data.format, sha256=sha256, columns=data.columns)
         for number, (file, sha256) in enumerate(zip(files, digests, strict=True))
     ]
 
 
-def _check_unchanged(piece: Piece) -> None:
-    if piece.sha256 is not None and file_digest(piece.file) != piece.sha256:
+def _check_unchanged(part: FilePart) -> None:
+    if part.sha256 is not None and file_digest(part.file) != part.sha256:
         raise InputError(
-            f"data.path: {base_name(piece.file)} has changed since the run began; restore it, or "
+            f"data.path: {base_name(part.file)} has changed since the run began; restore it, or "
             "choose another output.path"
         )
 
 
 def record_rows(
-    piece: Piece,
+    part: FilePart,
     data: DataConfig,
     column_values: Mapping[str, Collection[str]] | None = None,
     by_place: bool = False,
 ) -> Iterator[Row]:
-    """Yield the records of a file or a piece of one as rows, in its order.
+    """Yield the records of a file or a part of one as rows, in its order.
 
     A record that is its own unit is named by its content, or, with `by_place`, by the numbers of
     its file and of its row there, which depend on no other row's content.
@@ -139,17 +139,17 @@ def record_rows(
     a missing column, a label outside the label set, a value that is no text, or an empty text.
     """
     names = data.columns | {*(column_values or ())}
-    rows = read_piece(replace(piece, columns=names))
+    rows = read_part(replace(part, columns=names))
     try:
-        for number, (where, row) in enumerate(rows, start=piece.rows):
+        for number, (where, row) in enumerate(rows, start=part.rows):
             if (found := to_row(where, row, data, column_values)) is not None:
                 if by_place and data.unit is None:
-                    found["unit"] = f"file {piece.file_number}, row {number}"
+                    found["unit"] = f"file {part.file_number}, row {number}"
                 yield found
     except InputError:
-        _check_unchanged(piece)  # whose error tells more
+        _check_unchanged(part)  # whose error tells more
         raise
-    _check_unchanged(piece)
+    _check_unchanged(part)
 
 
 def to_row(
@@ -191,7 +191,7 @@ def to_row(
 
 def local_rows(data: DataConfig, rows_of: RowsOf) -> list[Row]:
     """Read the rows of all files into this process, at most as many of each unit as its bound."""
-    rows = chain.from_iterable(map(rows_of, data_pieces(data)))
+    rows = chain.from_iterable(map(rows_of, data_files(data)))
     return list(rows) if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
 
 
@@ -199,25 +199,24 @@ def tables_of(rows: Iterable[Row], schema: pa.Schema = ROWS) -> Iterator[pa.Tabl
     """Yield the rows in tables. The first one is empty: it has the schema, should there be no row.
     Ray cannot join blocks without one."""
     yield schema.empty_table()
-    rows = iter(rows)
-    while chunk := list(islice(rows, CHUNK)):
-        yield pa.Table.from_pylist(chunk, schema=schema)
+    for part in in_parts(rows, ROWS_AT_ONCE):
+        yield pa.Table.from_pylist(part, schema=schema)
 
 
 def ray_rows(
     config: Config, rows_of: RowsOf, tables: Tables = tables_of, schema: pa.Schema = ROWS
 ) -> ray.data.Dataset:
     """Stream `tables` of the rows of all files, at most as many of each unit as its bound; a read
-    task has a piece of a large file, or many small files. `tables` gets the rows of one or more
+    task has a part of a large file, or many small files. `tables` gets the rows of one or more
     whole units at a time, all of a task together. The rows have this schema. Raises Ray's error for
     a file that cannot be read."""
     data = config.data
-    pieces = pieces_on_ray(data_pieces(data), PIECE_BYTES)
+    parts = parts_on_ray(data_files(data), PART_BYTES)
     whole = tables if data.unit is None else partial(tables_of, schema=schema)
-    read = partial(_read, pieces=pieces, rows_of=rows_of, tables=whole)
+    read = partial(_read_tables, parts=parts, rows_of=rows_of, tables=whole)
     rows = ray.data.from_items(
-        [{"piece": number} for number in range(len(pieces))],
-        override_num_blocks=min(len(pieces), MOST_TASKS),
+        [{"part": number} for number in range(len(parts))],
+        override_num_blocks=min(len(parts), MOST_TASKS),
     ).map_batches(read, batch_size=None)
     if data.unit is None:
         return rows
@@ -228,42 +227,42 @@ def ray_rows(
     )
 
 
-def pieces_on_ray(files: Sequence[Piece], size: int) -> list[Piece]:
-    """Return the files in pieces of about `size` bytes. The lines of JSONL that is cut are counted
+def parts_on_ray(files: Sequence[FilePart], size: int) -> list[FilePart]:
+    """Return the files in parts of about `size` bytes. The lines of JSONL that is cut are counted
     first, in tasks: a row has the same number however its file is cut. Who reads a whole file
     hashes it; `check_cut_files` hashes those that are cut."""
     count = ray.remote(_count)
     cuts = [
-        [replace(piece, sha256=None) for piece in pieces] if len(pieces) > 1 else pieces
-        for pieces in (cut(file, size) for file in files)
+        [replace(part, sha256=None) for part in parts] if len(parts) > 1 else parts
+        for parts in (cut(file, size) for file in files)
     ]
     counts = {
-        number: [count.remote(piece) for piece in pieces]
-        for number, pieces in enumerate(cuts)
-        if len(pieces) > 1 and kind_of(pieces[0].file) == "json"
+        number: [count.remote(part) for part in parts]
+        for number, parts in enumerate(cuts)
+        if len(parts) > 1 and kind_of(parts[0].file) == "json"
     }
     for number, counted in counts.items():
         cuts[number] = list(numbered(cuts[number], ray.get(counted)))
-    return [piece for pieces in cuts for piece in pieces]
+    return [part for parts in cuts for part in parts]
 
 
-def check_cut_files(files: Sequence[Piece], size: int = PIECE_BYTES) -> None:
-    """Hash those of the files that `pieces_on_ray` cuts, in tasks. Call it once all pieces are read
+def check_cut_files(files: Sequence[FilePart], size: int = PART_BYTES) -> None:
+    """Hash those of the files that `parts_on_ray` cuts, in tasks. Call it once all parts are read
     and before anything is drawn. Raises Ray's error for a file that has changed."""
     check = ray.remote(_check_unchanged)
     ray.get([check.remote(file) for file in files if len(cut(file, size)) > 1])
 
 
-def _count(piece: Piece) -> tuple[int, int]:
+def _count(part: FilePart) -> tuple[int, int]:
     with without_words():
-        return count_rows(piece)
+        return count_rows(part)
 
 
-def _read(
-    numbers: Json, pieces: Sequence[Piece], rows_of: RowsOf, tables: Tables
+def _read_tables(
+    numbers: Json, parts: Sequence[FilePart], rows_of: RowsOf, tables: Tables
 ) -> Iterator[pa.Table]:
     with without_words():
-        yield from tables(row for number in numbers["piece"] for row in rows_of(pieces[number]))
+        yield from tables(row for number in numbers["part"] for row in rows_of(parts[number]))
 
 
 def _bound(table: pa.Table, most: int, tables: Tables) -> Iterator[pa.Table]:

@@ -39,7 +39,7 @@ from dpray.io.files import owners_only, sha256_of
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.votes import NearestText, VoteHistogram, count_votes
 from dpray.mechanisms.votes_on_device import NearestOnDevice
-from dpray.types import InputError, Resumable
+from dpray.types import InputError, Resumable, in_parts
 from dpray.workers.cluster import never_repeated
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.engine_pool import on_pool, tried_actor
@@ -47,13 +47,13 @@ from dpray.workers.failures import REPEAT, LostTooOften, find_error, kind_of, ow
 from dpray.workers.memory import Role, reserved
 from dpray.workers.placement import run_placement
 from dpray.workers.rows import (
-    CHUNK,
     ROWS,
+    ROWS_AT_ONCE,
     WITH_COLUMNS,
     Row,
     RowsOf,
     check_cut_files,
-    data_pieces,
+    data_files,
     local_rows,
     ray_rows,
     record_rows,
@@ -101,8 +101,8 @@ class Shards(Generic[W]):
         if not config.runtime.uses_ray:
             self._local = worker(config, *arguments)
             rows = local_rows(config.data, _rows_of(config))
-            for start in range(0, len(rows), CHUNK):
-                self._local.load(rows[start : start + CHUNK])
+            for part in in_parts(rows, ROWS_AT_ONCE):
+                self._local.load(part)
             return
         # Read before the actors start, which may take every CPU there is.
         blocks = _blocks(config)
@@ -236,7 +236,7 @@ class ShardActor:
 
 
 def _rows_of(config: Config) -> RowsOf:
-    """Return the reader of a piece's rows, with the label's and the attributes' columns if there
+    """Return the reader of a part's rows, with the label's and the attributes' columns if there
     are attributes."""
     columns = config.data.public_values if config.data.attributes else None
     return partial(record_rows, data=config.data, column_values=columns)
@@ -249,9 +249,9 @@ def _blocks(config: Config) -> list[object]:
         schema = WITH_COLUMNS if config.data.attributes else ROWS
         rows = ray_rows(config, _rows_of(config), partial(tables_of, schema=schema), schema)
         if config.runtime.actors > 1:
-            rows = rows.repartition(target_num_rows_per_block=CHUNK)
+            rows = rows.repartition(target_num_rows_per_block=ROWS_AT_ONCE)
         blocks: list[object] = rows.to_arrow_refs()
-        check_cut_files(data_pieces(config.data))
+        check_cut_files(data_files(config.data))
     return blocks
 
 

@@ -105,7 +105,7 @@ def test_golden_tokens(s: int, r: int, epsilon: float) -> None:
 
 
 @pytest.mark.parametrize(("eta", "draws"), [(20 / 510, 1024), (0.3, 400)])
-def test_blocks_cost_little_more_than_one_pass(eta: float, draws: int) -> None:
+def test_parts_cost_little_more_than_one_pass(eta: float, draws: int) -> None:
     both = _Grid(eta, draws).curve(draws), composed_draws(eta, draws)
     for delta in (1e-2, 1e-6, 1e-9):
         direct, found = (float(np.interp(-delta, -c.deltas, c.epsilons)) for c in both)
@@ -114,7 +114,7 @@ def test_blocks_cost_little_more_than_one_pass(eta: float, draws: int) -> None:
 
 
 @pytest.mark.parametrize(("eta", "draws"), [(20 / 254, 257), (0.01, 5000), (1.0, 600)])
-def test_blocks_are_never_below_one_game_that_can_be_played(eta: float, draws: int) -> None:
+def test_parts_are_never_below_one_game_that_can_be_played(eta: float, draws: int) -> None:
     """Its draws all have the same loss t, or the one that is 0 in the mean."""
     curve = composed_draws(eta, draws)
     epsilons = np.linspace(curve.epsilons[0], curve.epsilons[0] * -0.9, 40)
@@ -128,7 +128,7 @@ def test_blocks_are_never_below_one_game_that_can_be_played(eta: float, draws: i
         assert np.all(curve(epsilons) >= exact * (1 - 1e-9))
 
 
-def test_a_long_text_in_blocks_costs_no_less_than_in_one_pass_and_little_more() -> None:
+def test_a_long_text_in_parts_costs_no_less_than_in_one_pass_and_little_more() -> None:
     eta, draws = 20 / 254, 300
     one_pass = _Grid(eta, draws).curve(draws)
     for q in (1e-4, 0.01, 0.3):

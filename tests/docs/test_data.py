@@ -21,7 +21,7 @@ import pytest
 
 from dpray.methods.config import parse_config
 from dpray.types import InputError
-from dpray.workers.rows import check_first_records, data_pieces, record_rows
+from dpray.workers.rows import check_first_records, data_files, record_rows
 from tests.conftest import ROOT
 
 Make = Callable[[Path], None]
@@ -518,7 +518,7 @@ def records(settings: Settings, folder: Path, keys: dict[str, Any]) -> list[Any]
     changes = {f"data__{key}": value for key, value in keys.items()} | {"data__path": path}
     data = parse_config(settings(**changes)).data
     check_first_records(data)
-    found = (record for piece in data_pieces(data) for record in record_rows(piece, data))
+    found = (record for part in data_files(data) for record in record_rows(part, data))
     return [(record["text"], record["label"]) for record in found]
 
 

@@ -35,7 +35,7 @@ from dpray.report.page import render_rehearsal
 from dpray.runs.plan import Choice, Signal
 from dpray.terminal import Terminal
 from dpray.types import InputError, OnProgress
-from dpray.workers.rows import data_pieces, record_rows
+from dpray.workers.rows import data_files, record_rows
 from tests.report.browser import needs_browser, rendered_in_silence
 
 WORDS = {"a": "cough fever throat sneeze", "b": "brake tyre engine road"}
@@ -346,7 +346,7 @@ def test_a_twin_is_read_as_the_data_would_be(settings: Settings, tmp_path: Path)
     stand_in = write_stand_in(draw(rows, 3, "who"), tmp_path / "stand_in")
     tree = on_stand_in(config, config.model_dump(mode="json")["method"], stand_in, tmp_path / "run")
     data = parse_config(tree).data
-    records = [record for piece in data_pieces(data) for record in record_rows(piece, data)]
+    records = [record for part in data_files(data) for record in record_rows(part, data)]
     assert sorted({record["text"] for record in records}) == ["Brot", "Käse"]
     assert {record["label"] for record in records} == {"0", "true"}
 

@@ -23,7 +23,7 @@ from ray.exceptions import OutOfMemoryError as EndedByRay
 from dpray.config.config import Config, EngineConfig
 from dpray.engines import row_variation
 from dpray.engines.base import (
-    BROKEN,
+    HARDWARE_ERRORS,
     DeviceLost,
     Engine,
     EngineError,
@@ -234,7 +234,7 @@ def test_what_a_text_says_is_no_want_of_memory(error: Exception, name: str) -> N
     assert kind_of(selector_error(name)) is Kind.ENGINE
 
 
-@pytest.mark.parametrize("number", BROKEN)
+@pytest.mark.parametrize("number", HARDWARE_ERRORS)
 def test_an_error_of_the_hardware_is_told_by_its_number(number: int) -> None:
     error = RuntimeError("a wrapper")
     error.__cause__ = accelerator_error(number)

@@ -95,7 +95,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         return np.asarray(counts_N, dtype=np.int64)
 
     monkeypatch.setattr(discrete_noise, "_noisy", without_noise)
-    monkeypatch.setattr(shards, "CHUNK", 8)
+    monkeypatch.setattr(shards, "ROWS_AT_ONCE", 8)
     monkeypatch.setattr(runner, "new_salt", lambda: "5a" * 16)
     monkeypatch.setattr(shards, "SentenceTransformerEmbedder", BagOfWords)
     return sums

@@ -22,8 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpray.config.data import DataConfig
-from dpray.io.formats import FileFormat, Piece
-from dpray.io.records import count_rows, cut, numbered, read_file_header, scan_piece
+from dpray.io.formats import FileFormat, FilePart
+from dpray.io.records import count_rows, cut, numbered, read_file_header, scan_part
 from dpray.methods.config import load_config
 from dpray.types import InputError
 from dpray.workers.rows import record_rows
@@ -186,22 +186,22 @@ def check_message(error: InputError, file: Path) -> None:
 def check(file: Path, content: bytes, form: FileFormat, data: DataConfig) -> None:
     """Read a file in all ways that a run reads it."""
     file.write_bytes(content)
-    whole = Piece(str(file), format=form)
+    whole = FilePart(str(file), format=form)
 
     def read_all() -> None:
-        for _, row in scan_piece(whole):
+        for _, row in scan_part(whole):
             if isinstance(row, InputError):
                 check_message(row, file)
 
-    def read_pieces() -> None:
-        pieces = cut(whole, 2000)
-        if len(pieces) > 1 and file.suffix == ".jsonl":
-            pieces = list(numbered(pieces, map(count_rows, pieces)))
-        for piece in pieces:
-            for _ in record_rows(piece, data):
+    def read_parts() -> None:
+        parts = cut(whole, 2000)
+        if len(parts) > 1 and file.suffix == ".jsonl":
+            parts = list(numbered(parts, map(count_rows, parts)))
+        for part in parts:
+            for _ in record_rows(part, data):
                 pass
 
-    for read in (read_all, read_pieces, lambda: read_file_header(str(file), form)):
+    for read in (read_all, read_parts, lambda: read_file_header(str(file), form)):
         try:
             read()
         except InputError as error:
@@ -217,7 +217,7 @@ def test_a_damaged_file_gives_rows_or_one_plain_line(
     path.parent.mkdir(exist_ok=True)
     # What is sound is read: else the damage would not be what is refused.
     path.write_bytes(content)
-    assert not [row for _, row in scan_piece(Piece(str(path))) if isinstance(row, InputError)]
+    assert not [row for _, row in scan_part(FilePart(str(path))) if isinstance(row, InputError)]
     data = load_config(config_file(), []).data
 
     @HALF
@@ -238,7 +238,7 @@ def test_any_bytes_are_rows_or_one_plain_line(
     path = folder / Path(name).name
     path.write_bytes(content)
     try:
-        for _, row in scan_piece(Piece(str(path))):
+        for _, row in scan_part(FilePart(str(path))):
             if isinstance(row, InputError):
                 check_message(row, path)
     except InputError as error:

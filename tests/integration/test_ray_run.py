@@ -141,7 +141,7 @@ def test_records_are_encoded_on_the_cluster_as_here(
 
     rows = [json.loads(line) for line in records_file.read_text().splitlines()]
     rows = [row | {"user": f"u{i % 17}", "stars": i % 2} for i, row in enumerate(rows)]
-    # Pieces of a file that hold the same texts.
+    # Parts of a file that hold the same texts.
     rows = rows if unit else [rows[0]] * len(rows)
     records_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = settings(
@@ -163,7 +163,7 @@ def test_records_are_encoded_on_the_cluster_as_here(
         return found
 
     plan = make_plan(parse_config(keys))
-    monkeypatch.setattr("dpray.workers.rows.PIECE_BYTES", 2000)
+    monkeypatch.setattr("dpray.workers.rows.PART_BYTES", 2000)
     _, here = units("here", shards_here)
     with placed(plan.config, lambda progress: None, True):
         number, there = units("there", shards_on_ray)

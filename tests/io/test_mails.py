@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.io.file_list import file_digests, list_files
-from dpray.io.formats import Piece
+from dpray.io.formats import FilePart
 from dpray.io.public_files import read_few_shot
-from dpray.io.records import read_file_header, read_rows, scan_piece
+from dpray.io.records import read_file_header, read_rows, scan_part
 from dpray.io.text_files import LONGEST_ROW
 from dpray.types import InputError
 
@@ -35,7 +35,7 @@ def read(folder: Path, content: bytes, name: str = "Billing/1.eml") -> list[obje
     file = folder / name
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(content)
-    return [row for _, row in scan_piece(Piece(str(file)))]
+    return [row for _, row in scan_part(FilePart(str(file)))]
 
 
 def text(folder: Path, content: bytes) -> object:

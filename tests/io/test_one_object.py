@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.io.columns import text_of
-from dpray.io.formats import FileFormat, Piece
-from dpray.io.records import cut, read_file_header, scan_piece
+from dpray.io.formats import FileFormat, FilePart
+from dpray.io.records import cut, read_file_header, scan_part
 from dpray.io.text_files import START
 from dpray.types import InputError
 
@@ -26,7 +26,7 @@ LINES = 'write it by df.to_json("FILE.jsonl", orient="records", lines=True)'
 
 
 def scan(path: Path, form: FileFormat = KEYS) -> list[tuple[int, Any]]:
-    return [(where.row, row) for where, row in scan_piece(Piece(str(path), format=form))]
+    return [(where.row, row) for where, row in scan_part(FilePart(str(path), format=form))]
 
 
 def raise_(error: InputError) -> None:
@@ -35,7 +35,7 @@ def raise_(error: InputError) -> None:
 
 def message(path: Path, column: str = "text", form: FileFormat = KEYS) -> str:
     """Return the error of a file's first row."""
-    where, row = next(scan_piece(Piece(str(path), format=form)))
+    where, row = next(scan_part(FilePart(str(path), format=form)))
     with pytest.raises(InputError) as wrong:
         text_of(row, column, where) if isinstance(row, dict) else raise_(row)
     assert "Marlowe" not in str(wrong.value) and "\n" not in str(wrong.value)
@@ -62,7 +62,7 @@ def test_rows_are_read_under_a_key(
     form = FileFormat(keys="data.", records=name)
     assert scan(path, form) == list(enumerate(rows, start=1))
     assert list(read_file_header(str(path), form).columns) == ["text", "label"]
-    assert cut(Piece(str(path), format=form), 20) == [Piece(str(path), format=form)]
+    assert cut(FilePart(str(path), format=form), 20) == [FilePart(str(path), format=form)]
     assert "records" in message(path)
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from dpray.io.columns import column_of, text_of
 from dpray.io.file_list import file_digests, fingerprint, list_files
 from dpray.io.files import holds_secret
-from dpray.io.formats import FileFormat, Piece, Where
-from dpray.io.records import count_rows, cut, numbered, read_file_header, read_piece, read_rows
+from dpray.io.formats import FileFormat, FilePart, Where
+from dpray.io.records import count_rows, cut, numbered, read_file_header, read_part, read_rows
 from dpray.methods.config import parse_config
 from dpray.types import InputError
 
@@ -158,45 +158,45 @@ def test_a_row_of_jsonl_has_its_number_however_the_file_is_cut(
     with TemporaryDirectory() as folder:
         path = Path(folder) / "a.jsonl"
         path.write_text("\ufeff" * (size % 2) + "\n".join(lines) + end, encoding="utf-8")
-        pieces = cut(Piece(str(path)), size)
-        if len(pieces) > 1:
-            pieces = list(numbered(pieces, map(count_rows, pieces)))
+        parts = cut(FilePart(str(path)), size)
+        if len(parts) > 1:
+            parts = list(numbered(parts, map(count_rows, parts)))
         rows = list(read_rows(str(path)))
         places = [
-            (piece.rows + number, row)
-            for piece in pieces
-            for number, row in enumerate(read_piece(piece))
+            (part.rows + number, row)
+            for part in parts
+            for number, row in enumerate(read_part(part))
         ]
         assert places == list(enumerate(rows))
-        assert len(pieces) == max(1, -(-path.stat().st_size // size))
+        assert len(parts) == max(1, -(-path.stat().st_size // size))
 
 
 def test_parquet_is_cut_between_its_row_groups(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"n": range(100), "text": ["text"] * 100})
     pyarrow.parquet.write_table(table, path, row_group_size=7)
-    pieces = cut(Piece(str(path)), 300)
-    assert 3 < len(pieces) <= 15 and pieces[0].end == pieces[1].begin
+    parts = cut(FilePart(str(path)), 300)
+    assert 3 < len(parts) <= 15 and parts[0].end == parts[1].begin
     rows = list(read_rows(str(path)))
-    assert [row for piece in pieces for row in read_piece(piece)] == rows
-    assert [piece.rows for piece in pieces] == [7 * piece.begin for piece in pieces]
-    assert cut(Piece(str(path)), 10**6) == [Piece(str(path))]
+    assert [row for part in parts for row in read_part(part)] == rows
+    assert [part.rows for part in parts] == [7 * part.begin for part in parts]
+    assert cut(FilePart(str(path)), 10**6) == [FilePart(str(path))]
 
 
-def test_an_error_in_a_piece_names_the_row_of_the_file(tmp_path: Path) -> None:
+def test_an_error_in_a_part_names_the_row_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"n": 1}\n' * 9 + "\nbroken\n")
-    pieces = cut(Piece(str(path)), 20)
-    *_, last = numbered(pieces, map(count_rows, pieces))
+    parts = cut(FilePart(str(path)), 20)
+    *_, last = numbered(parts, map(count_rows, parts))
     with pytest.raises(InputError, match=r"^a.jsonl, row 11: not valid JSON"):
-        list(read_piece(last))
+        list(read_part(last))
 
 
-def test_what_cannot_be_cut_is_one_piece(tmp_path: Path) -> None:
+def test_what_cannot_be_cut_is_one_part(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('text\n"a\nb"\n')
     (tmp_path / "broken.parquet").write_text("PAR1 is not what it is")
     for file in (*map(str, tmp_path.iterdir()), "hf://owner/name"):
-        assert cut(Piece(file), 3) == [Piece(file)]
+        assert cut(FilePart(file), 3) == [FilePart(file)]
 
 
 def test_errors_show_no_name_that_looks_like_a_value_and_none_of_later_rows(tmp_path: Path) -> None:
@@ -238,9 +238,9 @@ def test_utf_16_without_a_mark_is_named(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "b").mkdir()
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content.encode(encoding))
-        pieces = cut(Piece(str(tmp_path / name), format=FileFormat(keys="data.")), size=20)
+        parts = cut(FilePart(str(tmp_path / name), format=FileFormat(keys="data.")), size=20)
         with pytest.raises(InputError, match=f"set data.encoding={encoding}$"):
-            list(read_piece(pieces[0]))
+            list(read_part(parts[0]))
         rows = read_rows(str(tmp_path / name), FileFormat(encoding=encoding))
         assert next(rows)[1]["text"] in ("x", "Marlowe", "ЖMarlowe")
 
@@ -264,6 +264,6 @@ def test_parquet_with_a_column_whose_name_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pa.table({"number": range(100)}), path, row_group_size=7)
     path.write_bytes(path.read_bytes().replace(b"number", b"\xeeumber"))
-    assert cut(Piece(str(path)), 300) == [Piece(str(path))]
+    assert cut(FilePart(str(path)), 300) == [FilePart(str(path))]
     with pytest.raises(InputError, match=r"^a\.parquet, row 1: not a valid Parquet file"):
         list(read_rows(str(path)))

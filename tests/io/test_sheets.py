@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray import extras
-from dpray.io.formats import TWICE, FileFormat, Piece
-from dpray.io.records import read_file_header, read_rows, scan_piece
+from dpray.io.formats import TWICE, FileFormat, FilePart
+from dpray.io.records import read_file_header, read_rows, scan_part
 from dpray.types import InputError
 
 KEYS = FileFormat(keys="data.")
@@ -97,7 +97,7 @@ def test_a_row_beyond_the_last_is_refused(tmp_path: Path) -> None:
     """The file names row 2,000,000,000, and the library makes those before it."""
     file = xlsx(tmp_path, ["text"], ["x"], ["Marlowe"])
     changed(file, SHEET, b'<row r="3"', b'<row r="2000000000"')
-    (_, first), (_, refused) = scan_piece(Piece(file))
+    (_, first), (_, refused) = scan_part(FilePart(file))
     assert first == {"text": "x"} and "a.xlsx: more than 1,048,576 rows" in str(refused)
 
 
@@ -142,7 +142,7 @@ def test_entities_that_grow_without_end_are_refused(tmp_path: Path) -> None:
 
 def _errors(file: str) -> list[InputError]:
     try:
-        return [row for _, row in scan_piece(Piece(file)) if isinstance(row, InputError)]
+        return [row for _, row in scan_part(FilePart(file)) if isinstance(row, InputError)]
     except InputError as error:
         return [error]
 

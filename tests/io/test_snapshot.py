@@ -21,7 +21,7 @@ from dpray.config.data import DataConfig
 from dpray.evaluation.files import files_of
 from dpray.io.snapshot import _value, open_database, take_snapshot
 from dpray.types import InputError
-from dpray.workers.rows import data_pieces, record_rows
+from dpray.workers.rows import data_files, record_rows
 
 Database = Callable[..., str]
 
@@ -205,8 +205,8 @@ def test_rows_are_read_like_those_of_a_file(database: Database, tmp_path: Path) 
     if url.startswith("postgresql"):
         query += ", ARRAY[1, 2] AS list"
     data = DataConfig(path=url, query=query, public_size=9)
-    [piece] = data_pieces(data.copied_to(take_snapshot(url, query, tmp_path / "s")))
-    assert [row["text"] for row in record_rows(piece, data)] == ["hello"]
+    [part] = data_files(data.copied_to(take_snapshot(url, query, tmp_path / "s")))
+    assert [row["text"] for row in record_rows(part, data)] == ["hello"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.cli import run_command
-from dpray.io.template_file import About, Part, Template, TextKey, read_template
+from dpray.io.template_file import About, Conditional, Template, TextKey, read_template
 from dpray.methods.aug_pe import prompts as aug_pe
 from dpray.methods.dp_kps import prompts as dp_kps
 from dpray.methods.private_prediction import prompts as private_prediction
@@ -126,8 +126,8 @@ def test_no_such_file(name: str) -> None:
 TEMPLATE = Template(
     {"user": "{{{text}}} {of}{end}"},
     {
-        "of": Part(**{"if": "label", "then": "of {label} {{text}}"}),
-        "end": Part(**{"if": "terms", "then": ": {terms}", "else": "."}),
+        "of": Conditional(**{"if": "label", "then": "of {label} {{text}}"}),
+        "end": Conditional(**{"if": "terms", "then": ": {terms}", "else": "."}),
     },
     {"a": "the first"},
 )

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dpray.io.formats import AS_RECOGNISED, FileFormat, Piece
+from dpray.io.formats import AS_RECOGNISED, FileFormat, FilePart
 from dpray.io.one_object import PANDAS
-from dpray.io.records import cut, read_file_header, read_rows, scan_piece
+from dpray.io.records import cut, read_file_header, read_rows, scan_part
 from dpray.io.text_files import START, read_json
 from dpray.types import InputError
 
@@ -50,7 +50,7 @@ def test_what_is_wrong_in_an_array(content: str, message: str) -> None:
 def test_an_array_is_not_cut_at_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("\n[\n" + ",\n".join('{"a": 1}' for _ in range(50)) + "]")
-    assert cut(Piece(str(path)), 20) == [Piece(str(path))]
+    assert cut(FilePart(str(path)), 20) == [FilePart(str(path))]
     assert len(list(read_rows(str(path)))) == 50
 
 
@@ -63,7 +63,7 @@ def test_rows_after_a_bad_one_are_read(tmp_path: Path) -> None:
     found = {
         name: [
             (where.row, str(row) if isinstance(row, InputError) else row["text"])
-            for where, row in scan_piece(Piece(str(tmp_path / name), format=form))
+            for where, row in scan_part(FilePart(str(tmp_path / name), format=form))
         ]
         for name in ("a.jsonl", "a.csv")
     }

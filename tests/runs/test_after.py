@@ -24,7 +24,7 @@ from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.runs.released import _rule_shown
 from dpray.types import Budget, BudgetRefused, InputError
-from dpray.workers.rows import data_pieces, record_rows
+from dpray.workers.rows import data_files, record_rows
 from tests.workers.outcomes import lines
 
 
@@ -102,7 +102,7 @@ def test_a_row_more_moves_no_other(
 
     def records(some: list[tuple[int, str]]) -> list[tuple[str, str, int]]:
         path.write_text("".join(json.dumps({"n": n, "text": text}) + "\n" for n, text in some))
-        found = record_rows(data_pieces(data)[0], data) if some else iter(())
+        found = record_rows(data_files(data)[0], data) if some else iter(())
         return [(row["text"], row["unit"], row["rank"]) for row in found]
 
     without, more = records(rows), records([*rows[:at], new, *rows[at:]])

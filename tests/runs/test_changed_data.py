@@ -27,7 +27,7 @@ from dpray.methods import registry
 from dpray.methods.config import parse_config
 from dpray.types import InputError, OnProgress, Progress
 from dpray.workers import shards
-from dpray.workers.rows import data_pieces, local_rows, record_rows
+from dpray.workers.rows import data_files, local_rows, record_rows
 from tests.engines.bag_of_words import BagOfWords
 from tests.engines.kept import Kept
 
@@ -90,8 +90,8 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     path = tmp_path / "notes.jsonl"
     KINDS["jsonl"](path, ["a", "b"])
     data = hashed(path)
-    [piece] = data_pieces(data)
-    rows = record_rows(piece, data)
+    [part] = data_files(data)
+    rows = record_rows(part, data)
     assert next(rows)["text"] == "a"
     KINDS["jsonl"](path, ["c", "b"])
     assert next(rows)["text"] == "b"

@@ -13,7 +13,7 @@ import pytest
 
 import dpray
 from dpray.config.config import Config
-from dpray.evaluation.canaries import _rows
+from dpray.evaluation.canaries import _planted_rows
 from dpray.evaluation.files import files_of
 from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
@@ -114,7 +114,7 @@ def test_check_and_audit_read_a_copy_that_vanishes(config: Changes, table: Any) 
     [error] = found["errors"]
     assert error["first"] == ["rows.jsonl, row 61"]
     with files_of(run.data) as data:
-        assert len([*_rows(data, [])]) == 61
+        assert len([*_planted_rows(data, [])]) == 61
     assert not Path(data.path).exists() and not snapshots(run)
 
 

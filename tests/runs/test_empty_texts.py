@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.config.config import DataConfig
-from dpray.io.formats import Piece
+from dpray.io.formats import FilePart
 from dpray.io.records import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.workers.gathering import BatchGathering
@@ -32,11 +32,11 @@ def batches_of(
     path.write_text(
         "".join(json.dumps({"text": t, "who": i % 3}) + "\n" for i, t in enumerate(texts))
     )
-    pieces = cut(Piece(str(path)), 60)
-    if len(pieces) > 1:
-        pieces = list(numbered(pieces, map(count_rows, pieces)))
+    parts = cut(FilePart(str(path)), 60)
+    if len(parts) > 1:
+        parts = list(numbered(parts, map(count_rows, parts)))
     batches = POISSON if by_place else DISJOINT
-    rows = [row for piece in pieces for row in record_rows(piece, data, by_place=by_place)]
+    rows = [row for part in parts for row in record_rows(part, data, by_place=by_place)]
     if data.unit is not None:
         rows = bound_contributions(rows, data.max_records_per_unit)
     return [(row["text"], list(BatchGathering(batches, KEY, 1).joined(row))) for row in rows]
@@ -78,5 +78,5 @@ def test_a_skipped_row_moves_no_place(tmp_path: Path) -> None:
     """The units of DP-SGD go by their places, as the coins of Poisson batches do."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": null}\n{"text": "x"}\n\n{"text": " "}\n{"text": "x"}\n')
-    rows = list(record_rows(Piece(str(path), file_number=2), data_of(path), by_place=True))
+    rows = list(record_rows(FilePart(str(path), file_number=2), data_of(path), by_place=True))
     assert [row["unit"] for row in rows] == ["file 2, row 1", "file 2, row 3"]

@@ -14,7 +14,7 @@ import pytest
 
 import dpray
 from dpray.config.config import DataConfig
-from dpray.io.formats import Piece
+from dpray.io.formats import FilePart
 from dpray.io.public_files import read_terms
 from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
@@ -99,7 +99,7 @@ def test_public_terms_go_by_the_names_of_their_labels(
 
 def labels_of(path: Path, labels: list[Any]) -> list[Any]:
     data = DataConfig(path=str(path), label="label", labels=tuple(labels), public_size=9)
-    records = record_rows(Piece(str(path)), data)
+    records = record_rows(FilePart(str(path)), data)
     return [data.released_label(record["label"]) for record in records]
 
 

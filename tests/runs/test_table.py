@@ -31,8 +31,8 @@ def tables(folder: Path) -> tuple[list[dict[str, Any]], pa.Table]:
 def test_both_files_have_the_columns_of_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In chunks of two rows whose types differ."""
-    monkeypatch.setattr(table, "CHUNK", 2)
+    """In parts of two rows whose types differ."""
+    monkeypatch.setattr(table, "AT_ONCE", 2)
     data = DataConfig(
         path="x", text=("title", "film.year", "cast"), public_size=9, label="genre", labels=(7,)
     )
@@ -83,10 +83,10 @@ def test_a_table_may_have_no_row(tmp_path: Path) -> None:
     assert rows == [] and columns.num_rows == 0
 
 
-def test_types_of_later_chunks_may_not_hold_earlier_values(
+def test_types_of_later_parts_may_not_hold_earlier_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "CHUNK", 1)
+    monkeypatch.setattr(table, "AT_ONCE", 1)
     data = DataConfig(path="x", text=("a", "b"), public_size=9)
     values = [2**60 + 1, 0.5]
     texts = [json.dumps({"a": value, "b": 1}) for value in values]

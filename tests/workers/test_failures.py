@@ -46,7 +46,9 @@ TRAINING = SimpleNamespace(method=SimpleNamespace(settings=SimpleNamespace(zero_
 PLACES: dict[str, Callable[[], Any]] = {
     "a shard loads": lambda: shard().load(TABLE),
     "a shard answers": lambda: shard().call(quote, {}),
-    "rows are read": lambda: list(rows._read({"piece": [0]}, [quote], lambda piece: piece(), iter)),
+    "rows are read": lambda: list(
+        rows._read_tables({"part": [0]}, [quote], lambda part: part(), iter)
+    ),
     "units are bounded": lambda: list(rows._bound(TABLE, 1, quote)),
     "lines are counted": lambda: rows._count(TABLE),
     "a rank trains": lambda: ranks._rank({"training": TRAINING}),

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from dpray.config.config import DataConfig
 from dpray.io import records
 from dpray.io.columns import is_empty, value_name
-from dpray.io.formats import Piece, folder_columns
-from dpray.io.records import cut, read_piece, scan_piece
+from dpray.io.formats import FilePart, folder_columns
+from dpray.io.records import cut, read_part, scan_part
 from dpray.io.settings_file import read_tree
 from dpray.methods.config import parse_config
 from dpray.types import InputError
-from dpray.workers.rows import check_first_records, data_pieces, record_rows
+from dpray.workers.rows import check_first_records, data_files, record_rows
 
 Settings = Callable[..., dict[str, Any]]
 
@@ -127,7 +127,7 @@ def test_a_last_row_that_is_a_record_or_cannot_be_told_is_none(
     (tmp_path / "a.csv").write_bytes((TABLE + REST + last).encode(keys.get("encoding", "utf-8")))
     found = data(tmp_path / "a.csv", **keys)
     check_first_records(found)
-    assert len([*record_rows(data_pieces(found)[0], found)]) == 10_002 - ("empty" in keys)
+    assert len([*record_rows(data_files(found)[0], found)]) == 10_002 - ("empty" in keys)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_only_a_data_set_without_any_row_is_refused(tmp_path: Path) -> None:
     lines(tmp_path / "c.jsonl", GOOD)
     check_first_records(data(tmp_path))
     found = [
-        row for piece in data_pieces(data(tmp_path)) for row in record_rows(piece, data(tmp_path))
+        row for part in data_files(data(tmp_path)) for row in record_rows(part, data(tmp_path))
     ]
     assert [row["text"] for row in found] == ["Marlowe"]
 
@@ -191,10 +191,10 @@ def test_a_value_that_cannot_be_read_is_an_error_of_its_row_if_the_column_is_use
     )
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(table, path, row_group_size=groups)
-    pieces = cut(Piece(str(path), columns=frozenset({"text", "label"})), 1000)
-    assert len([r for piece in pieces for r in read_piece(piece)]) == 1101
-    used = cut(Piece(str(path), columns=frozenset({"text", "day"})), 1000)
-    found = [(w.row, r) for piece in used for w, r in scan_piece(piece)]
+    parts = cut(FilePart(str(path), columns=frozenset({"text", "label"})), 1000)
+    assert len([r for part in parts for r in read_part(part)]) == 1101
+    used = cut(FilePart(str(path), columns=frozenset({"text", "day"})), 1000)
+    found = [(w.row, r) for part in used for w, r in scan_part(part)]
     assert [number for number, _ in found] == [*range(1, 1102)]
     [(number, error)] = [each for each in found if isinstance(each[1], InputError)]
     assert number == row + 1
@@ -206,9 +206,9 @@ def test_columns_of_a_method_are_read_too(tmp_path: Path) -> None:
         pa.table({"text": ["x"], "label": ["a"], "stars": [5.0], "n": [1]}), tmp_path / "a.parquet"
     )
     values = {"stars": ("1", "5"), "label": ("a", "b")}
-    [piece] = data_pieces(data(tmp_path))
-    assert piece.columns == {"text", "label"}
-    [row] = record_rows(piece, data(tmp_path), values)
+    [part] = data_files(data(tmp_path))
+    assert part.columns == {"text", "label"}
+    [row] = record_rows(part, data(tmp_path), values)
     assert row["columns"] == {"stars": "5", "label": "a"}
 
 
@@ -274,7 +274,7 @@ def test_a_label_of_a_folder_has_the_type_of_the_configured_one(
     pa.parquet.write_table(pa.table({"text": ["x"]}), folder / "c.parquet")
     made = DataConfig(path=str(tmp_path), label="label", labels=labels, public_size=9)
     check_first_records(made)
-    found = [row["label"] for piece in data_pieces(made) for row in record_rows(piece, made)]
+    found = [row["label"] for part in data_files(made) for row in record_rows(part, made)]
     assert found == [value] * 3
 
 
@@ -327,15 +327,15 @@ def test_of_an_object_only_the_named_fields_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pa.parquet.write_table(pa.table({"note": note, "label": ["a", "b"]}), path)
     rows = [
-        row["note"] for _, row in read_piece(Piece(str(path), columns=frozenset({"note.body"})))
+        row["note"] for _, row in read_part(FilePart(str(path), columns=frozenset({"note.body"})))
     ]
     assert rows == [{"body": "x"}, {"body": "y"}]
-    found = [*scan_piece(Piece(str(path), columns=frozenset({"note"})))]
+    found = [*scan_part(FilePart(str(path), columns=frozenset({"note"})))]
     assert [isinstance(row, InputError) for _, row in found] == [False, True]
     with pytest.raises(
         InputError, match=r"row 1: no column 'note.text'; there are: note.body, note"
     ):
-        next(read_piece(Piece(str(path), columns=frozenset({"note.text"}))))
+        next(read_part(FilePart(str(path), columns=frozenset({"note.text"}))))
 
 
 def test_a_row_of_another_label_is_no_record_and_moves_no_other(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_row_of_another_label_is_no_record_and_moves_no_other(tmp_path: Path) 
         path = tmp_path / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in some))
         found = DataConfig(path=str(path), text="text", **keys)
-        return [row["text"] for row in record_rows(data_pieces(found)[0], found)]
+        return [row["text"] for row in record_rows(data_files(found)[0], found)]
 
     known = [row for row in rows if row["label"] in ("a", "b")]
     assert texts(rows) == [row["text"] for row in known] == texts(known) and len(known) == 24

@@ -18,7 +18,7 @@ from ray.exceptions import OwnerDiedError, RayActorError
 
 from dpray.config.config import Config
 from dpray.io.file_list import file_digest
-from dpray.io.formats import Piece
+from dpray.io.formats import FilePart
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.methods.config import parse_config
 from dpray.types import InputError
@@ -35,7 +35,7 @@ from dpray.workers.gathering import (
     part_of,
     tasks,
 )
-from dpray.workers.rows import check_cut_files, pieces_on_ray
+from dpray.workers.rows import check_cut_files, parts_on_ray
 from dpray.workers.shards import Shards
 from tests.integration.processes import wait_for
 
@@ -343,17 +343,17 @@ class TestOnRay:
         files[0].write_text('{"n": 1}\n\n{"n": 2}\n{"n": 3}\n')
         files[1].write_text('{"n": 4}\n')
         files[2].write_text("n\n" + "5\n" * 20)
-        pieces = pieces_on_ray([Piece(str(f), file_number=n) for n, f in enumerate(files)], 10)
-        assert pieces == [
-            Piece(str(files[0]), 0, 10, 0, 0),
-            Piece(str(files[0]), 10, 20, 2, 1),
-            Piece(str(files[0]), 20, 28, 4, 3),
-            Piece(str(files[1]), file_number=1),
-            Piece(str(files[2]), file_number=2),
+        parts = parts_on_ray([FilePart(str(f), file_number=n) for n, f in enumerate(files)], 10)
+        assert parts == [
+            FilePart(str(files[0]), 0, 10, 0, 0),
+            FilePart(str(files[0]), 10, 20, 2, 1),
+            FilePart(str(files[0]), 20, 28, 4, 3),
+            FilePart(str(files[1]), file_number=1),
+            FilePart(str(files[2]), file_number=2),
         ]
         digests = [file_digest(str(file)) for file in files]
-        hashed = [Piece(str(f), file_number=n, sha256=digests[n]) for n, f in enumerate(files)]
-        found = [piece.sha256 for piece in pieces_on_ray(hashed, 10)]
+        hashed = [FilePart(str(f), file_number=n, sha256=digests[n]) for n, f in enumerate(files)]
+        found = [part.sha256 for part in parts_on_ray(hashed, 10)]
         assert found == [None, None, None, *digests[1:]], "each file is hashed once"
         check_cut_files(hashed, 10)
         files[0].write_text('{"n": 1}\n\n{"n": 2}\n{"n": 4}\n')

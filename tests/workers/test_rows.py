@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.config.config import DataConfig
-from dpray.io.formats import Piece
+from dpray.io.formats import FilePart
 from dpray.io.records import count_rows, cut, numbered
 from dpray.mechanisms.batches import HashPartition
 from dpray.workers.gathering import PLACEHOLDER, batch_texts
@@ -22,7 +22,7 @@ PARTITION = HashPartition({"a": 4, "b": 4}, "0" * 32)
 
 def rows(path: Path, lines: list[Any], data: DataConfig = DATA) -> list[dict[str, Any]]:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = record_rows(Piece(str(path)), data)
+    found = record_rows(FilePart(str(path)), data)
     return [
         row | {"batch": batch}
         for row in found
@@ -52,15 +52,15 @@ def test_a_records_place_does_not_depend_on_how_its_file_is_cut(tmp_path: Path, 
     lines = [json.dumps({"text": "the same", "label": "ab"[n % 2]}) for n in range(20)]
     path.write_text("\n\n".join(lines))
 
-    def units(pieces: list[Piece]) -> list[str]:
-        made = (record_rows(piece, DATA, by_place=True) for piece in pieces)
+    def units(parts: list[FilePart]) -> list[str]:
+        made = (record_rows(part, DATA, by_place=True) for part in parts)
         return [row["unit"] for rows in made for row in rows]
 
-    pieces = cut(Piece(str(path), file_number=3), size)
-    if len(pieces) > 1:
-        pieces = list(numbered(pieces, map(count_rows, pieces)))
-    whole = units([Piece(str(path), file_number=3)])
-    assert units(pieces) == whole == [f"file 3, row {n}" for n in range(20)]
+    parts = cut(FilePart(str(path), file_number=3), size)
+    if len(parts) > 1:
+        parts = list(numbered(parts, map(count_rows, parts)))
+    whole = units([FilePart(str(path), file_number=3)])
+    assert units(parts) == whole == [f"file 3, row {n}" for n in range(20)]
 
 
 def test_a_records_place_stays_when_the_folder_of_its_file_moves(

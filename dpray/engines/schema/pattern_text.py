@@ -62,14 +62,14 @@ def _values_of(key: str, value: object) -> Iterator[str]:
             yield from _values_of(key, each)
 
 
-def _text(pieces: Any) -> str:
-    text = "".join(_piece(str(kind), value) for kind, value in pieces)
+def _text(parts: Any) -> str:
+    text = "".join(_part(str(kind), value) for kind, value in parts)
     if len(text) > LONGEST:
         raise ValueError("too long")
     return text
 
 
-def _piece(kind: str, value: Any) -> str:
+def _part(kind: str, value: Any) -> str:
     """Return a short text of a part of a pattern, as `re` parses it."""
     match kind:
         case "LITERAL":

@@ -72,17 +72,17 @@ def read_schema(value: dict[str, object]) -> Schema:
     """Read `method.schema`: a JSON Schema, or a mapping with `regex`, `choices` or `lark`. Raises
     InputError for one that cannot be read or compiled, or is too large."""
     try:
-        schema = _read(value)
+        schema = _schema_of(value)
         if len(schema.text) > LONGEST_SCHEMA:
             raise ValueError(f"more than {LONGEST_SCHEMA:,} characters")
-        _check(schema)
+        _check_compiles(schema)
     except (TypeError, ValueError, RecursionError) as error:  # YAML has dates, JSON has none
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"method.schema: {reason or type(error).__name__}") from None
     return schema
 
 
-def _read(value: Json) -> Schema:
+def _schema_of(value: Json) -> Schema:
     if is_grammar(value):
         return _of_kind(*next(iter(value.items())))
     return Schema("json", json.dumps(value))
@@ -102,7 +102,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _check(schema: Schema) -> None:
+def _check_compiles(schema: Schema) -> None:
     """Compile a schema for an alphabet of bytes. Raises ValueError if that fails."""
     is_wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(
         schema.grammar, limits=compile_limits()

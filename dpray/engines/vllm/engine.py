@@ -81,7 +81,7 @@ class LockstepRun:
 
     A group whose prompts may not fit one scheduling step first sends them through as ordinary
     requests of one token, which fills the prefix cache; then all its rows enter together. If it
-    enters in pieces all the same (a cached prompt was evicted), the processor refuses it before
+    enters in parts all the same (a cached prompt was evicted), the processor refuses it before
     anything is drawn, and it warms the cache again: `_MAX_ATTEMPTS` times in all.
     """
 

@@ -56,7 +56,7 @@ from dpray.engines.base import (
 )
 from dpray.engines.finite_rows import FiniteRows, highest, remember_together
 from dpray.engines.float32 import without_tf32
-from dpray.engines.passes import PublicPass, Rows, load_model
+from dpray.engines.passes import PrefilledRows, PublicPass, load_model
 from dpray.types import Json
 
 Fate = Literal["running", "exhausted", "broken", "failed"]
@@ -73,7 +73,7 @@ class _Text:
 
     size: int
     finite: FiniteRows
-    public_row: Rows | None = None
+    public_row: PrefilledRows | None = None
     tokens: list[int] = field(default_factory=list)
     fate: Fate = "running"
     error: str = ""
@@ -193,7 +193,7 @@ class LockstepProcessor(ABC):
         self._present: list[_Group] = []
         self._parts: dict[str, dict[int, int]] = {}
         self._rows = torch.empty(0, dtype=torch.long, device=device)
-        # The private rows of all groups, one group after the other, if some are not in one piece.
+        # The private rows of all groups, one group after the other, if some are not contiguous.
         self._private: torch.Tensor | None = None
 
     @abstractmethod

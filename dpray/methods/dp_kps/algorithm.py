@@ -24,11 +24,10 @@ import numpy.typing as npt
 
 from dpray.accounting.accountant import noise_multiplier
 from dpray.accounting.composed_events import Composed, SelfComposed
-from dpray.accounting.event import Event
+from dpray.accounting.event import Array, Event
 from dpray.mechanisms.discrete_noise import Counts, laplace_scale
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_kps.mechanisms import (
-    Array,
     FeatureSum,
     FourierFeatures,
     VocabularyHistogram,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 
 from dpray.accounting.composed_events import SelfComposed
-from dpray.accounting.event import Event
+from dpray.accounting.event import Array, Event
 from dpray.accounting.events import DiscreteLaplace, Gaussian
 from dpray.mechanisms.discrete_noise import (
     MAX_SCALE,
@@ -29,8 +29,7 @@ from dpray.mechanisms.discrete_noise import (
     discrete_laplace,
     laplace_scale,
 )
-
-Array = npt.NDArray[np.float64]
+from dpray.types import in_parts
 
 # Features are truncated to multiples of 2^-24 and added up as integers. So the sums do not depend
 # on the order of the records or on the shards, the sensitivity holds to the last bit, and exact
@@ -42,7 +41,7 @@ ROUNDING_STD = 3.0
 """The standard deviation, in steps of the grid, of the random rounding by which the proof of
 `FeatureSum` turns Gaussian noise into discrete Gaussian noise."""
 
-BLOCK = 4096
+RECORDS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -232,14 +231,14 @@ class FeatureSum:
         """Return `grid_scale` in the unit of the features."""
         return self.grid_scale / GRID
 
-    def sum(self, blocks_of_records: Iterable[Array]) -> Counts:
-        """Return the private sums over a shard, in steps of the grid, shape (I,). Each block has
+    def sum(self, features_of_records: Iterable[Array]) -> Counts:
+        """Return the private sums over a shard, in steps of the grid, shape (I,). Each array has
         the features of R records, shape (R, I)."""
         total_I = np.zeros(self.number, dtype=np.int64)
-        for block_RI in blocks_of_records:
+        for part_RI in features_of_records:
             # Truncation never increases a value. Values that no point has are clipped, and NaN is
             # 0: as an integer it would be the smallest one.
-            cut_RI = np.nan_to_num(np.trunc(block_RI * GRID), nan=0.0)
+            cut_RI = np.nan_to_num(np.trunc(part_RI * GRID), nan=0.0)
             np.clip(cut_RI, -LARGEST, LARGEST, out=cut_RI)
             total_I += cut_RI.astype(np.int64).sum(axis=0)
         return total_I
@@ -262,14 +261,14 @@ def density(noisy_I: Array, features_QI: Array) -> Array:
 def record_averages(
     features_NI: Array, terms_of_records: Iterable[Sequence[int]]
 ) -> Iterator[Array]:
-    """Yield blocks of shape (R, I): the average of the features of each record's terms. A record
+    """Yield arrays of shape (R, I): the average of the features of each record's terms. A record
     without terms has no row."""
-    for block in _in_blocks(terms for terms in terms_of_records if terms):
-        lengths = np.array([len(terms) for terms in block])
-        columns = np.concatenate([np.asarray(terms) for terms in block])
+    for part in in_parts(filter(None, terms_of_records), RECORDS_AT_ONCE):
+        lengths = np.array([len(terms) for terms in part])
+        columns = np.concatenate([np.asarray(terms) for terms in part])
         starts = np.concatenate([[0], np.cumsum(lengths)])
         weights = np.repeat(1.0 / lengths, lengths)
-        shape = (len(block), len(features_NI))
+        shape = (len(part), len(features_NI))
         yield csr_array((weights, columns, starts), shape=shape) @ features_NI
 
 
@@ -279,20 +278,14 @@ def record_prefixes(
     terms_of_records: Iterable[Sequence[int]],
     shortest: int,
 ) -> Iterator[Array]:
-    """Yield blocks of shape (R, I): the features of each record's first terms, concatenated and
+    """Yield arrays of shape (R, I): the features of each record's first terms, concatenated and
     padded with zeros. `angles_LNI[j]` holds the terms' angles in block j. A record of fewer than
     `shortest` terms has no row."""
     long_enough = (terms for terms in terms_of_records if len(terms) >= shortest)
-    for block in _in_blocks(long_enough):
-        angles_RI = np.zeros((len(block), features.number))
+    for part in in_parts(long_enough, RECORDS_AT_ONCE):
+        angles_RI = np.zeros((len(part), features.number))
         for position, angles_NI in enumerate(angles_LNI):
-            rows = [row for row, terms in enumerate(block) if len(terms) > position]
+            rows = [row for row, terms in enumerate(part) if len(terms) > position]
             if rows:
-                angles_RI[rows] += angles_NI[[block[row][position] for row in rows]]
+                angles_RI[rows] += angles_NI[[part[row][position] for row in rows]]
         yield features.of_angles(angles_RI)
-
-
-def _in_blocks(rows: Iterable[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    rows = iter(rows)
-    while block := list(islice(rows, BLOCK)):
-        yield block

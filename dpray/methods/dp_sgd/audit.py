@@ -34,7 +34,7 @@ from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch, PerExampleLos
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
 from dpray.methods.dp_sgd.training.training import ReferenceTrainer
-from dpray.runs.plan import Losses
+from dpray.runs.plan import LossesOf
 
 if TYPE_CHECKING:
     import peft
@@ -77,7 +77,7 @@ class CanaryTable(nn.Module):
         return SimpleNamespace(logits=self.table(input_ids) * self.scale)
 
 
-class Rehearsal:
+class CanaryTrainer:
     """A `Trainer` that only records which canaries come at each step."""
 
     rank, ranks = 0, 1
@@ -122,7 +122,7 @@ def train(
 
 def foretell(plan: DpSgd, canaries: int) -> list[npt.NDArray[np.int64]]:
     """Return the batches of another training: what anybody may know about the sampler."""
-    rehearsal = Rehearsal()
+    rehearsal = CanaryTrainer()
     fine_tune(plan, _units(range(canaries)), rehearsal, generator(new_key()))
     return rehearsal.batches
 
@@ -181,7 +181,7 @@ def _audited(plan: DpSgd) -> DpSgd:
     return replace(plan, steps=min(plan.steps, MOST_STEPS), repeats=0, settings=settings)
 
 
-def released_losses(config: Config, settings: DpSgdSettings, folder: Path) -> Losses:
+def released_losses(config: Config, settings: DpSgdSettings, folder: Path) -> LossesOf:
     """Load the model folder, or the adapter's folder, that a run of `config` released, to evaluate
     it. A text's loss is the mean negative log-likelihood of its tokens after its control code."""
     base = resolve_model(config.engine.model)

@@ -56,7 +56,7 @@ from dpray.workers.rows import (
     Row,
     RowsOf,
     check_cut_files,
-    data_pieces,
+    data_files,
     ray_rows,
     record_rows,
 )
@@ -177,7 +177,7 @@ def encode_records(session: DpSgdSession) -> None:
 
 def shards_here(plan: DpSgdPlan, folder: Path) -> list[str]:
     """Write the token ids of all records in this process; return the shards' names."""
-    rows = chain.from_iterable(map(rows_of(plan), data_pieces(plan.config.data)))
+    rows = chain.from_iterable(map(rows_of(plan), data_files(plan.config.data)))
     return [encode_rows(plan, folder, rows)]
 
 
@@ -190,7 +190,7 @@ def shards_on_ray(plan: DpSgdPlan, folder: Path) -> list[str]:
     with own_errors():
         run_placement().make_room()
         shards = ray_rows(plan.config, rows_of(plan), tables, WITH_COLUMNS).take_all()
-        check_cut_files(data_pieces(plan.config.data))
+        check_cut_files(data_files(plan.config.data))
     return [shard["shard"] for shard in shards]
 
 

@@ -18,10 +18,10 @@ from dpray.engines.schema.schema import Form
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.mechanism import PrivateToken
 
-Prompts = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
+BatchPrompts = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
 """The token ids of private prompts, and of the public one."""
 
-PromptsAfter = Callable[[Sequence[LockstepResult]], Prompts]
+PromptsAfter = Callable[[Sequence[LockstepResult]], BatchPrompts]
 
 
 @dataclass(frozen=True)

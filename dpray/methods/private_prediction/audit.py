@@ -147,7 +147,7 @@ def runs_target(
     # missing.
     rows_in_a_batch = max(Counter(row["label"] for row in rows[-withheld:]).values())
     behind = (copies + 1.0) * mechanism.sampler.dp_event.range * rows_in_a_batch / withheld
-    rows_SV, unit_V, public_V = _rows(mechanism, behind)
+    rows_SV, unit_V, public_V = _tied_rows(mechanism, behind)
 
     @cache
     def logits(members: int) -> Logits:
@@ -326,12 +326,12 @@ def _contested(mechanism: PrivateToken, with_unit: bool) -> Logits:
     bound where TARGET is rare.
     """
     behind = mechanism.sampler.dp_event.range * (1.5 if mechanism.private_tokens == 1 else 0.5)
-    rows_SV, unit_V, public_V = _rows(mechanism, behind)
+    rows_SV, unit_V, public_V = _tied_rows(mechanism, behind)
     unit_SV = unit_V.expand(mechanism.records_per_unit, -1)
     return torch.cat([rows_SV, unit_SV]) if with_unit else rows_SV, public_V
 
 
-def _rows(
+def _tied_rows(
     mechanism: PrivateToken, behind: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Make rows whose average has TARGET so far `behind` OTHER, in units of the temperature; a row

@@ -11,7 +11,7 @@ from dpray.engines.base import Engine, EngineError, LockstepResult, failure_name
 from dpray.engines.schema.forms import forced_tokens
 from dpray.ledger.ledger import RunLedger
 from dpray.mechanisms.randomness import named_key
-from dpray.methods.private_prediction.algorithm import Batch, BatchState, Prompts
+from dpray.methods.private_prediction.algorithm import Batch, BatchPrompts, BatchState
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import (
     after_sections,
@@ -155,7 +155,7 @@ class BatchDecoder:
             for text in texts
         ]
 
-        def following(written: Sequence[LockstepResult]) -> Prompts:
+        def following(written: Sequence[LockstepResult]) -> BatchPrompts:
             number = len(written)
             before = template.joined([(x.text, x.finish_reason == "length") for x in written])
             examples = shown_texts[number]

@@ -41,14 +41,14 @@ def sections_of(text: str, number: int) -> list[str]:
 
 
 def _places(text: str, found: Iterator[int]) -> list[int]:
-    """Return where pieces begin: at the text's start, and wherever words are on both sides."""
+    """Return where parts begin: at the text's start, and wherever words are on both sides."""
     first, last = len(text) - len(text.lstrip()), len(text.rstrip())
     return [0, *(place for place in found if first < place < last)]
 
 
 def _balanced(starts: list[int], length: int, number: int) -> list[int]:
-    """Return the starts of at most `number` runs of pieces. A run ends at the piece whose middle
-    is beyond its even share; every run has a piece."""
+    """Return the starts of at most `number` runs of parts. A run ends at the part whose middle
+    is beyond its even share; every run has a part."""
     begins, ends = [0], [*starts[1:], length]
     for i in range(1, len(starts)):
         left, share = number - len(begins), length * len(begins) / number

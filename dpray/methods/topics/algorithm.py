@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.labels import largest_remainder
-from dpray.mechanisms.topics import Vectors, Words, class_terms, clusters_of
+from dpray.mechanisms.topics import SplitWords, Vectors, class_terms, clusters_of
 from dpray.methods.topics.settings import TopicsSettings
 
 
@@ -36,7 +36,7 @@ class PublicTopics:
         labels: Sequence[str],
         vectors_ND: Vectors,
         settings: TopicsSettings,
-        words_in: Words | None = None,
+        words_in: SplitWords | None = None,
     ) -> PublicTopics:
         """Cluster the texts; `labels` and `vectors_ND` have an entry for each. `words_in` splits a
         text into words. Equal arguments give

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dpray.accounting.event import Event
 from dpray.config.config import Config
-from dpray.io.formats import Piece
+from dpray.io.formats import FilePart
 from dpray.io.languages import topic_words
 from dpray.io.public_files import public_files
 from dpray.mechanisms.monte_carlo import Target, votes_target
@@ -104,7 +104,7 @@ def read_public(config: Config, settings: TopicsSettings) -> list[Row]:
     files = public_files(settings.public, "method.public", config.data.path)
     words_in = words_of(*topic_words(config.data.language))
     try:
-        records = [record for file in files for record in record_rows(Piece(file), data)]
+        records = [record for file in files for record in record_rows(FilePart(file), data)]
     except InputError as error:
         raise InputError(f"method.public: {error}") from None
     worded = [record for record in records if words_in(record["text"])]

@@ -142,7 +142,7 @@ def test_the_next_attempt_embeds_no_record_that_is_kept_and_unaltered(
     config: Callable[..., Config], asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, vote = config(), release.noisy_votes
-    monkeypatch.setattr(shards, "CHUNK", 25)
+    monkeypatch.setattr(shards, "ROWS_AT_ONCE", 25)
     monkeypatch.setattr(Counted, "private", 0)
     private = Path(run.output.path) / "private"
 

@@ -22,7 +22,7 @@ from dpray.methods.config import parse_config
 from dpray.methods.dp_kps import release as dp_kps_run
 from dpray.methods.dp_kps.mechanisms import GRID
 from dpray.types import Budget, BudgetRefused, InputError, Progress, Resumable
-from dpray.workers.shards import CHUNK
+from dpray.workers.shards import ROWS_AT_ONCE
 from tests.engines.schemas import VISIT
 from tests.workers.outcomes import lines
 
@@ -371,7 +371,7 @@ def test_the_progress_says_nothing_of_how_many_records_there_are(
     data = Path(config().data.path)
     row = data.read_text().splitlines()[0]
     shown = []
-    for name, number in (("few", CHUNK), ("more", CHUNK + 1)):
+    for name, number in (("few", ROWS_AT_ONCE), ("more", ROWS_AT_ONCE + 1)):
         data.write_text(f"{row}\n" * number)
         steps: list[Any] = []
         ledger = f"sqlite:///{data.parent}/{name}.db"

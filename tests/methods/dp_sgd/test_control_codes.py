@@ -25,7 +25,7 @@ from dpray.methods.dp_sgd.control_codes import (
 from dpray.methods.dp_sgd.settings import DpSgdSettings
 from dpray.methods.dp_sgd.training.step import TrainingText
 from dpray.types import InputError
-from dpray.workers.rows import data_pieces, record_rows
+from dpray.workers.rows import data_files, record_rows
 from tests.workers.outcomes import lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,8 +37,8 @@ def texts_of(
     assert isinstance(config.method, DpSgdSettings)
     encoder = text_encoder(config.engine, config.method)
     codes = control_codes(config.data, config.method).with_sequences(terms or {}, "label")
-    [piece] = data_pieces(config.data)
-    rows = record_rows(piece, config.data, codes.values, by_place=True)
+    [part] = data_files(config.data)
+    rows = record_rows(part, config.data, codes.values, by_place=True)
     texts = unit_texts(rows, encoder, codes)
     return [(unit, text) for unit, _, text in texts]
 

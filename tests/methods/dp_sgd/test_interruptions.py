@@ -18,7 +18,7 @@ from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import PoissonSubsampledGaussian
 from dpray.config.config import Config
 from dpray.engines.base import EngineError, PlainPrompt
-from dpray.io.formats import Piece
+from dpray.io.formats import FilePart
 from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods import registry as methods
@@ -59,9 +59,9 @@ def test_records_are_read_once_and_kept_until_the_model_is_published(
     open_budget(run)
     read: list[str] = []
 
-    def counted(piece: Piece, *arguments: Any, **named: Any) -> Iterator[Row]:
-        read.append(piece.file)
-        yield from record_rows(piece, *arguments, **named)
+    def counted(part: FilePart, *arguments: Any, **named: Any) -> Iterator[Row]:
+        read.append(part.file)
+        yield from record_rows(part, *arguments, **named)
 
     monkeypatch.setattr(release, "record_rows", counted)
     tokens = Path(run.output.path) / "private" / "tokens"

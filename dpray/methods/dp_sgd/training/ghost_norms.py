@@ -72,15 +72,15 @@ COLUMNS = 2048
 ROUNDING = 2.0**-21
 """A bound on a squared norm is above it by this share of the squared sum of the terms' norms."""
 
-Part = Outer | Lookup | Whole
-"""One use of a parameter adds a `Part` to its per-example gradients."""
+GradientPart = Outer | Lookup | Whole
+"""One use of a parameter adds a `GradientPart` to its per-example gradients."""
 
-Rule = Callable[[torch.Tensor, torch.Tensor], list[Part]]
+Rule = Callable[[torch.Tensor, torch.Tensor], list[GradientPart]]
 """A `Rule` maps a layer's input and its output's gradient to one part for each trainable parameter,
 in the order of `named_parameters`."""
 
 
-def inner_products(first: Part, second: Part) -> torch.Tensor:
+def inner_products(first: GradientPart, second: GradientPart) -> torch.Tensor:
     """Return each example's inner product of two parts of one parameter's gradient: shape (B,),
     float64."""
     match first, second:
@@ -123,7 +123,7 @@ def _row_products(x_BTN: torch.Tensor, y_BUN: torch.Tensor) -> torch.Tensor:
     return total_BTU
 
 
-def _sizes(part: Part) -> torch.Tensor:
+def _sizes(part: GradientPart) -> torch.Tensor:
     """Return the sums over positions of the norms of an example's terms: (B,), float64. Whatever
     cancels out in the gradient's norm is in them."""
     match part:
@@ -140,12 +140,12 @@ def _norms(x: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _gradient(parts: Sequence[Part]) -> torch.Tensor | None:
+def _gradient(parts: Sequence[GradientPart]) -> torch.Tensor | None:
     """Return the gradient itself if it is all that was recorded."""
     return parts[0].gradient if len(parts) == 1 and isinstance(parts[0], Whole) else None
 
 
-def squared_norms(parts: Sequence[Part]) -> torch.Tensor:
+def squared_norms(parts: Sequence[GradientPart]) -> torch.Tensor:
     """Return bounds on the squared norms of a parameter's per-example gradients, each the sum of
     `parts`: shape (B,), float64.
 
@@ -166,7 +166,9 @@ def squared_norms(parts: Sequence[Part]) -> torch.Tensor:
     return found_B + ROUNDING * size_B.square()
 
 
-def weighted_sum(parts: Sequence[Part], weight_B: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+def weighted_sum(
+    parts: Sequence[GradientPart], weight_B: torch.Tensor, of: torch.Tensor
+) -> torch.Tensor:
     """Return `sum_i weight_i g_i`, g_i the gradient of the parameter `of` for example i, the sum
     of `parts`: the parameter's shape."""
     if (gradient := _gradient(parts)) is not None:
@@ -191,7 +193,7 @@ def rule_of(name: str, module: nn.Module) -> Rule:
             "rule for the norms of their gradients: freeze it, or use LoRA on linear layers"
         )
 
-    def rule(a: torch.Tensor, g_BTM: torch.Tensor) -> list[Part]:
+    def rule(a: torch.Tensor, g_BTM: torch.Tensor) -> list[GradientPart]:
         found = [weight_part(a, g_BTM)] if "weight" in trainable else []
         return [*found, Whole(g_BTM.sum(1))] if "bias" in trainable else found
 
@@ -205,7 +207,7 @@ def is_linear(module: nn.Module) -> bool:
 
 def _weight_part(
     name: str, module: nn.Module
-) -> Callable[[torch.Tensor, torch.Tensor], Part] | None:
+) -> Callable[[torch.Tensor, torch.Tensor], GradientPart] | None:
     """Return the part that a layer's input and its output's gradient give to its weight, or None
     for a layer that is not known."""
     kind = type(module).__name__
@@ -236,7 +238,7 @@ def _weight_part(
     return None
 
 
-def _outer(left_BTM: torch.Tensor, right_BTN: torch.Tensor) -> Part:
+def _outer(left_BTM: torch.Tensor, right_BTN: torch.Tensor) -> GradientPart:
     """Return the gradient of a matrix, formed if that takes no more memory: a rule on shapes."""
     (_, T, M), N = left_BTM.shape, right_BTN.shape[2]
     if M * N > T * (M + N):
@@ -258,7 +260,7 @@ class Recorded:
     parameter without a gradient has none."""
 
     losses: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
-    parts: dict[nn.Parameter, list[Part]] = field(default_factory=dict)
+    parts: dict[nn.Parameter, list[GradientPart]] = field(default_factory=dict)
 
     def norms(self) -> torch.Tensor:
         """Return the examples' norms over all parameters, bounded from above: (B,), float64."""

@@ -110,13 +110,13 @@ class Journal:
             return None
         unit, attempt, sha = last
         manifest = self._path(unit, attempt)
-        _check(manifest, sha)
+        _check_file(manifest, sha)
         listed = read_json(manifest)
         shards = {manifest.with_name(name): digest for name, digest in listed["shards"].items()}
         for path in shards:
-            _check(path)
+            _check_file(path)
         for path, digest in [*shards.items()][rank::ranks]:
-            _check(path, digest)
+            _check_file(path, digest)
         return TrainingState.load(listed["steps"], shards)
 
     def steps_done(self) -> int:
@@ -196,7 +196,7 @@ class Journal:
         return Path(self.folder) / f"{unit}-{attempt}{rest}"
 
 
-def _check(path: Path, digest: str | None = None) -> None:
+def _check_file(path: Path, digest: str | None = None) -> None:
     """Raise DprayError if the file is not there, or has another SHA-256 than a given one."""
     if not path.is_file():
         fault = "is missing"

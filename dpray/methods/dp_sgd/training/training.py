@@ -32,7 +32,7 @@ from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText
 from dpray.methods.dp_sgd.training.token_files import NOT_SHARED
 from dpray.types import DprayError, InputError
 
-BLOCK = 1 << 20
+NORMALS_AT_ONCE = 1 << 20
 """The number of normals that are drawn at once: 8 MiB."""
 
 MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
@@ -62,13 +62,13 @@ class GradientNoise:
         self._rng = generator(key)
 
     def add_(self, gradient: torch.Tensor) -> None:
-        """Add noise in place, blockwise; `gradient` is contiguous and float32."""
+        """Add noise in place, part by part; `gradient` is contiguous and float32."""
         if gradient.dtype != torch.float32:
             raise TypeError(f"noise is added in float32, the gradient is {gradient.dtype}")
         flat = gradient.detach().view(-1)
         self.coordinates += flat.numel()
-        for start in range(0, flat.numel(), BLOCK):
-            part = flat[start : start + BLOCK]
+        for start in range(0, flat.numel(), NORMALS_AT_ONCE):
+            part = flat[start : start + NORMALS_AT_ONCE]
             normals = self._rng.standard_normal(part.numel())
             normals *= self.step.noise_std
             part += torch.from_numpy(normals).float().to(part.device)

@@ -21,7 +21,13 @@ from dpray.methods.dp_sgd.training.clipped_loss import (
     PerExampleLoss,
     check_norm_rules,
 )
-from dpray.methods.dp_sgd.training.ghost_norms import Lookup, Outer, Part, Whole, weighted_sum
+from dpray.methods.dp_sgd.training.ghost_norms import (
+    GradientPart,
+    Lookup,
+    Outer,
+    Whole,
+    weighted_sum,
+)
 from dpray.methods.dp_sgd.training.step import TrainingText, share
 from dpray.types import DprayError
 from tests.methods.dp_sgd.training.tiny_gradients import (
@@ -186,7 +192,7 @@ MAKES: dict[str, Callable[[], Any]] = {
 }
 
 
-def added(part: Part, row: int, weight: float, like: torch.Tensor) -> torch.Tensor:
+def added(part: GradientPart, row: int, weight: float, like: torch.Tensor) -> torch.Tensor:
     """Return what `weighted_sum` adds up for one example, but adding exactly: float64."""
     doubled = {
         name: tensor[row : row + 1].double()

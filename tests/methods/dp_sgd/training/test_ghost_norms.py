@@ -12,10 +12,10 @@ from torch import nn
 from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch, PerExampleLoss, check_norm_rules
 from dpray.methods.dp_sgd.training.ghost_norms import (
     GhostNorms,
+    GradientPart,
     Lookup,
     NoNormRule,
     Outer,
-    Part,
     Whole,
     inner_products,
     squared_norms,
@@ -75,7 +75,7 @@ def test_one_trainable_kind_of_layer_at_a_time(name: str) -> None:
         torch.testing.assert_close(norms, plain.double(), rtol=5e-5, atol=0)
 
 
-def dense(part: Part) -> torch.Tensor:
+def dense(part: GradientPart) -> torch.Tensor:
     match part:
         case Outer(left, right):
             return torch.einsum("btm,btn->bmn", left, right)
@@ -93,7 +93,7 @@ def test_parts_of_one_matrix(positions: int) -> None:
         return torch.randn(*shape, generator=fixed)
 
     ids = torch.randint(0, 6, (3, positions), generator=fixed)
-    parts: list[Part] = [
+    parts: list[GradientPart] = [
         Outer(normal(3, positions, 6), normal(3, positions, 4)),
         Lookup(ids, normal(3, positions, 4)),
         Outer(normal(3, 5, 6), normal(3, 5, 4)),

@@ -50,7 +50,7 @@ def test_numbers_that_make_no_mechanism_are_refused(changes: dict[str, Any]) -> 
 
 
 def test_noise_is_added_to_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "BLOCK", 7)
+    monkeypatch.setattr(training, "NORMALS_AT_ONCE", 7)
     key = new_key()
     bare, shifted = torch.zeros(5, 6), torch.full((5, 6), 3.0)
     GradientNoise(STEP, key).add_(bare)
