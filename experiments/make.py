@@ -20,6 +20,7 @@ import four_methods
 import four_methods_picture
 import four_methods_table
 import gpu_table
+import judges
 import kps_over_n
 import many_texts
 import papers_table
@@ -114,6 +115,7 @@ line, equation, default, prompt, metric and ablation, with the reason where dpra
 
 PAPERS: Sections = {
     "Headlines": papers_table.section,
+    "The papers' judges": judges.section,
     "Presets": None,
     "Private prediction (Amin": None,
     "DP-KPS (Nagesh": None,
