@@ -50,7 +50,7 @@ from dpray.types import (
 )
 from dpray.workers import cluster
 from dpray.workers.accountant import AccountantClient
-from dpray.workers.engine import BuildEngine, gpus_of_cluster, resolve_gpus
+from dpray.workers.engine import BuildEngine, living_nodes, resolve_gpus
 from dpray.workers.engine_pool import check_loads
 from dpray.workers.metrics import no_metrics, ray_metrics
 from dpray.workers.placement import placed
@@ -125,7 +125,7 @@ class Run:
                 cluster.start_ray(self.plan.config.runtime.ray_address)
                 self._choose_gpus()
                 if self.plan.config.data.query is not None:
-                    cluster.check_reached(self.folder.private)
+                    cluster.refuse_unreached(self.folder.private, len(living_nodes()))
                 place.enter_context(placed(self.plan.config, self.on_progress, not is_charged))
             return self._charge_and_release(is_charged)
 
@@ -134,7 +134,8 @@ class Run:
         if not is_charged:
             self.plan.check_embedder()
             load = partial(self.plan.load_and_try, self.build)
-            engine = check_loads(self.plan.config, load, self.on_progress, self._note_rates)
+            engine, rates = check_loads(self.plan.config, load, self.on_progress)
+            self._note_rates(rates)
         with ExitStack() as on_refusal:
             if engine is not None:
                 on_refusal.callback(engine.close)  # later its session does
@@ -168,7 +169,7 @@ class Run:
     def _choose_gpus(self) -> None:
         """Make `runtime.gpus_per_actor` a number for the rest of the run."""
         config = self.plan.config
-        gpus = resolve_gpus(config, gpus_of_cluster())
+        gpus = resolve_gpus(config, living_nodes())
         runtime = config.runtime.model_copy(update={"gpus_per_actor": gpus})
         self.plan = replace(self.plan, config=config.model_copy(update={"runtime": runtime}))
 

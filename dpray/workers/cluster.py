@@ -22,7 +22,7 @@ from dpray.extras import Late
 from dpray.io.file_list import READERS, file_digest, file_digests, list_files, total_size
 from dpray.io.files import network_file_system
 from dpray.types import InputError, Resumable
-from dpray.workers.engine import has_stages
+from dpray.workers.engine import has_stages, living_nodes
 from dpray.workers.failures import own_errors
 from dpray.workers.memory import Role, reserved
 from dpray.workers.placement import Place
@@ -151,7 +151,7 @@ def hash_files(path: str, on_share: Callable[[float], None]) -> list[bytes]:
     if total_size(files) < HASHED_HERE:
         return file_digests(path, on_share)
     hashing = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_hash)
-    most = READERS * sum(node["Alive"] for node in ray.nodes())
+    most = READERS * len(living_nodes())
     left, place_of, digests = deque(enumerate(files)), dict[Any, int](), dict[int, bytes]()
     while left or place_of:
         while left and len(place_of) < most:
@@ -164,13 +164,8 @@ def hash_files(path: str, on_share: Callable[[float], None]) -> list[bytes]:
     return [digests[place] for place in range(len(files))]
 
 
-def check_reached(folder: Path) -> None:
-    """Raise InputError if other machines of the cluster cannot read what lies in a folder here."""
-    refuse_unreached(folder, sum(node["Alive"] for node in ray.nodes()))
-
-
 def refuse_unreached(folder: Path, machines: int) -> None:
-    """Raise InputError for a local folder if there are several machines."""
+    """Raise InputError for a local folder if the cluster has several machines."""
     if machines > 1 and network_file_system(str(folder)) is None:
         raise InputError(
             "data.query: its rows are copied to output.path, which the cluster's other machines "
@@ -232,7 +227,7 @@ def never_repeated(actor: type, config: Config, gpus: float, role: Role) -> Neve
         runner = {RUNNER: os.environ.get(RUNNER, "0")}
         environment = {"env_vars": ENVIRONMENT | IN_PROCESS | OF_GPU | runner}
     if not gpus:
-        cores = [node["Resources"].get("CPU", 1.0) for node in ray.nodes() if node["Alive"]]
+        cores = [node["Resources"].get("CPU", 1.0) for node in living_nodes()]
         if variables := of_threads(config.runtime, cores, os.environ):
             environment = {"env_vars": variables}
     runtime = config.runtime

@@ -6,10 +6,8 @@ the node's first one. Here an actor sees the GPUs that it asked for and no other
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -124,26 +122,8 @@ def try_to_load(load: Callable[[], T]) -> T | LoadError:
 # GPUs
 
 
-@dataclass(frozen=True)
-class Gpus:
-    """The GPUs of a cluster's living nodes. A cluster that `may_grow` can have more of them later:
-    node groups without a running node are invisible."""
-
-    of_nodes: Sequence[float]
-    may_grow: bool
-
-    def room(self, gpus: float) -> int:
-        """Count the actors with this many GPUs each that fit. Several may share a GPU, and none has
-        GPUs of two nodes."""
-        if gpus < 1:
-            return sum(int(node) * math.floor(1 / gpus + 1e-9) for node in self.of_nodes)
-        return sum(int(node // gpus) for node in self.of_nodes)
-
-
-def gpus_of_cluster() -> Gpus:
-    """Return the GPUs of the cluster that this process is connected to."""
-    nodes: list[ReadOnlyJson] = [node for node in ray.nodes() if node["Alive"]]
-    return Gpus([node["Resources"].get("GPU", 0.0) for node in nodes], may_grow(nodes))
+def living_nodes() -> list[ReadOnlyJson]:
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def may_grow(nodes: Sequence[ReadOnlyJson]) -> bool:
@@ -151,33 +131,21 @@ def may_grow(nodes: Sequence[ReadOnlyJson]) -> bool:
     return any(NODE_GROUP in node["Labels"] for node in nodes)
 
 
-def resolve_gpus(config: Config, cluster: Gpus) -> float:
-    """Return the GPUs of each actor of a run on Ray: `runtime.gpus_per_actor`, or a choice if that
-    is null.
-
-    Raises InputError if a cluster that cannot grow has no room for the run's actors, which Ray
-    would wait for without end, and if null is ambiguous: the cluster may grow and has no GPU yet.
-    """
+def resolve_gpus(config: Config, nodes: Sequence[ReadOnlyJson]) -> float:
+    """Return the GPUs of each actor of a run on these nodes: `runtime.gpus_per_actor`, or a choice
+    if that is null. Raises InputError if null is ambiguous: the cluster may grow and has no GPU
+    yet."""
     gpus, engine = config.runtime.gpus_per_actor, config.engine
-    if gpus is None:
-        if not engine.is_local:
-            return 0.0
-        if any(cluster.of_nodes):
-            gpus = float(engine.gpus)
-        elif cluster.may_grow:
-            raise InputError(
-                "runtime.gpus_per_actor: the cluster may grow and has no GPU now; say how many an "
-                "actor gets, 0 for the CPU"
-            )
-    if not gpus:
-        return 0.0
-    for actors, each in _needed(config, gpus):
-        if not cluster.may_grow and cluster.room(each) < actors:
-            raise InputError(
-                f"runtime.gpus_per_actor: the run needs {actors} actor(s) of {each:g} GPU(s) at a "
-                f"time, and the cluster has room for {cluster.room(each)}"
-            )
-    return gpus
+    if gpus is not None:
+        return gpus
+    if engine.is_local and any(node["Resources"].get("GPU") for node in nodes):
+        return float(engine.gpus)
+    if engine.is_local and may_grow(nodes):
+        raise InputError(
+            "runtime.gpus_per_actor: the cluster may grow and has no GPU now; say how many an "
+            "actor gets, 0 for the CPU"
+        )
+    return 0.0
 
 
 def gpus_of_rank(gpus: float) -> float:
@@ -190,17 +158,6 @@ def has_stages(config: Config) -> bool:
     engine = config.engine
     several = engine.kind == "vllm" and engine.pipeline_parallel_size > 1
     return several and bool(config.runtime.gpus_per_actor)
-
-
-def _needed(config: Config, gpus: float) -> list[tuple[int, float]]:
-    """List how many actors the run cannot do without, and the GPUs of each, which are on one
-    machine."""
-    runtime, engine = config.runtime, config.engine
-    stages = engine.pipeline_parallel_size if engine.kind == "vllm" else 1
-    if "dp_sgd" in config.method_names:
-        return [(runtime.ranks[0], gpus_of_rank(gpus)), (stages, gpus / stages)]
-    needs_gpus = engine.is_local or "aug_pe" in config.method_names
-    return [(stages, gpus / stages)] if needs_gpus else []
 
 
 def hide_other_gpus() -> None:

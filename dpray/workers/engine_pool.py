@@ -154,57 +154,52 @@ class EnginePool:
 
 
 def check_loads(
-    config: Config,
-    load: Callable[[], T],
-    on_progress: OnProgress,
-    on_rates: Callable[[Rates | None], None] = lambda rates: None,
-) -> T | None:
+    config: Config, load: Callable[[], T], on_progress: OnProgress
+) -> tuple[T | None, Rates | None]:
     """Load a model once, on a machine of the run: one that cannot be loaded should cost nothing.
 
     Returns the loaded model, or the tried client of an endpoint, to a process that can use it, and
-    None without a language model. On Ray, an actor with the resources of the run's actors loads a
-    local model, and None is returned; if that actor is lost, another one loads it. The run keeps
-    the actor for its first pool, unless it will be another model's by then. `on_rates` gets the
-    rates that were measured with the model. Raises InputError that says why it cannot be loaded,
-    Resumable if it writes nothing or if actors are lost again and again.
+    the rates that were measured with it. On Ray, an actor with the resources of the run's actors
+    loads a local model, which stays there; if that actor is lost, another one loads it. The run
+    keeps the actor for its first pool, unless it will be another model's by then. Raises InputError
+    that says why it cannot be loaded, Resumable if it writes nothing or if actors are lost again
+    and again.
     """
     if config.engine.kind == "none":
-        return None
+        return None, None
     if not on_pool(config):
         detail = "" if config.engine.is_local else "one call"
         on_progress(Progress("loading the model", detail=detail))
         loaded = _loaded(try_to_load(load))
-        on_rates(rates_of(loaded))
-        return loaded
+        return loaded, rates_of(loaded)
     runtime = config.runtime
     gpus = runtime.gpus_per_actor or 0.0
     room = f"{runtime.cpus_per_actor:g} CPU(s)" + (f", {gpus:g} GPU(s)" if gpus else "")
     on_progress(Progress("loading the model", detail=f"on a machine with {room}"))
-    placement = run_placement()
+    placement, actor_class = run_placement(), _engine_actor(config)
 
-    def ask(actor: Any) -> None:
+    def ask(actor: Any) -> Rates | None:
         _loaded(ray.get(actor.tried.remote()))
-        on_rates(ray.get(actor.rates.remote()))
+        rates: Rates | None = ray.get(actor.rates.remote())
+        return rates
 
-    actor_class = _engine_actor(config)
-    actor = tried_actor(
+    actor, rates = tried_actor(
         config, "engine", lambda: actor_class.remote(load, place=placement.engine()), ask
     )
     (ray.kill if "dp_sgd" in config.method_names else placement.keep)(actor)
-    return None
+    return None, rates
 
 
 def tried_actor(
-    config: Config, key: str, start: Callable[[], Any], ask: Callable[[Any], None]
-) -> Any:
-    """Return an actor that has loaded a model, which `ask` makes sure of before the charge. Raises
-    what `ask` raises, and Resumable if actors are lost again and again; they end then."""
+    config: Config, key: str, start: Callable[[], Any], ask: Callable[[Any], T]
+) -> tuple[Any, T]:
+    """Return an actor that has loaded a model before the charge, and what it answers to `ask`.
+    Raises what `ask` raises, and Resumable if actors are lost again and again; they end then."""
     attempts = config.runtime.max_attempts
     for attempt in range(attempts):
         actor = start()
         try:
-            ask(actor)
-            return actor
+            return actor, ask(actor)
         except BaseException as error:
             ray.kill(actor)
             if not isinstance(error, RayError):

@@ -178,13 +178,19 @@ def outcomes_on_ray(
     task_size: int,
     on_loss: OnLoss = lambda worker_id, error: None,
 ) -> Generator[list[Outcome]]:
-    """Have a pool of actors do the batches, each with an engine that it loads. `on_loss` is told of
-    each actor whose work others take over. An empty list comes each second without an outcome.
+    """Have a pool of `runtime.actors` actors do the batches, each with an engine that it loads and
+    a worker that gets about `task_size` batches at a time. A part goes to another actor, of which
+    `on_loss` is told, until `runtime.max_attempts` were lost with it. An empty list comes each
+    second without an outcome.
 
     Raises DprayError as a task raised it; InputError or EngineError for a worker that cannot be
     made; Ray's error otherwise. Batches that no other actor may take raise it at the end."""
+    runtime = config.runtime
     with own_errors():
-        pool = batch_pool(config, load, make_worker, task_size, on_loss)
+        # Sent once, however many actors there are: it may hold a whole plan.
+        shared = ray.put(partial(PartWorker, make_worker, task_size))
+        actors, size = engine_actors(config, load, shared, task_size)
+        pool = ActorPool(actors, runtime.max_attempts, size, runtime.wait, on_loss=on_loss)
         with closing(pool.run(parts)) as steps:
             for results in steps:
                 yield [outcome for _, outcome in results]
@@ -218,23 +224,6 @@ def block_count(tasks: int, actors: int, rows: int) -> int:
 
 
 # On Ray
-
-
-def batch_pool(
-    config: Config,
-    load: Callable[[], Engine],
-    make_worker: Callable[[Engine], BatchWorker],
-    task_size: int,
-    on_loss: OnLoss = lambda worker_id, error: None,
-) -> ActorPool:
-    """Return a pool of `runtime.actors` actors, each with a worker that gets the batches of its
-    parts about `task_size` at a time. A part goes to another actor until `runtime.max_attempts`
-    were lost with it."""
-    runtime = config.runtime
-    # Sent once, however many actors there are: it may hold a whole plan.
-    shared = ray.put(partial(PartWorker, make_worker, task_size))
-    actors, size = engine_actors(config, load, shared, task_size)
-    return ActorPool(actors, runtime.max_attempts, size, runtime.wait, on_loss=on_loss)
 
 
 def cut_blocks(blocks: list[object], count: int) -> Iterator[Part]:

@@ -112,11 +112,15 @@ def _size(bundle: Bundle) -> str:
 def fits(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> bool:
     """Return False if machines with these resources cannot hold all bundles at a time, whatever
     else they do."""
+
+    def most(node: Mapping[str, float], name: str, amount: float) -> int:
+        room = node.get(name, 0.0)
+        if name == "GPU" and amount < 1:  # actors may share a GPU, and none has parts of two
+            return int(room) * math.floor(1 / amount + 1e-9)
+        return math.floor(room / amount + 1e-9)
+
     for bundle in bundles:
-        room = sum(
-            math.floor(min(node.get(name, 0.0) / amount for name, amount in bundle.items()) + 1e-9)
-            for node in nodes
-        )
+        room = sum(min(most(node, *each) for each in bundle.items()) for node in nodes)
         if room < bundles.count(bundle):
             return False
     return all(

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from dpray.config.config import Config
 from dpray.extras import Late
-from dpray.types import InputError, OnProgress, Progress, Resumable
-from dpray.workers.engine import may_grow
+from dpray.types import InputError, OnProgress, Progress, ReadOnlyJson, Resumable
+from dpray.workers.engine import living_nodes, may_grow
 from dpray.workers.needs import (
     Bundle,
     Needs,
@@ -36,7 +36,6 @@ from dpray.workers.ray_groups import (
     free_resources,
     group_table,
     in_stages,
-    living_nodes,
     new_group,
     remove_groups,
     split,
@@ -88,20 +87,6 @@ class Placement:
         self._more: list[PlacementGroup] = []
         self._kept: ActorHandle[object] | None = None
         self._engines: list[PlacementGroup] = []
-
-    def check(self) -> None:
-        """Raise InputError if the cluster, whole and empty, has no room for the run and cannot
-        grow."""
-        nodes = living_nodes()
-        bundles = [*self._needs.actors, *self._needs.ranks]
-        if may_grow(nodes) or fits(bundles, [node["Resources"] for node in nodes]):
-            return
-        key = "actors" if self._needs.ranks else "cpus_per_actor"
-        raise InputError(
-            f"runtime.{key}: the run needs {self._needs} at a time, which the cluster has no room "
-            "for; lower runtime.actors, runtime.cpus_per_actor or runtime.memory_per_actor, or add "
-            "machines"
-        )
 
     def hold(self, and_ranks: bool = False) -> None:
         """Return once the run has its place, at once if it has it still. Tell what it waits for.
@@ -286,6 +271,24 @@ class Placement:
         self._more = []
 
 
+def check_room(needs: Needs, nodes: Sequence[ReadOnlyJson]) -> None:
+    """Raise InputError if a cluster of these nodes, whole and empty, has no room for a run and
+    cannot grow."""
+    bundles = [*needs.actors, *needs.ranks]
+    if not bundles or may_grow(nodes):
+        return
+    whole, machines = in_stages(needs, bundles), [node["Resources"] for node in nodes]
+    if fits(whole, machines):
+        return
+    gpus = [{"GPU": each["GPU"]} for each in whole if "GPU" in each]
+    key = "actors" if needs.ranks else "cpus_per_actor"
+    raise InputError(
+        f"runtime.{key if fits(gpus, machines) else 'gpus_per_actor'}: the run needs {needs} at a "
+        "time, which the cluster has no room for; lower runtime.actors, runtime.cpus_per_actor, "
+        "runtime.gpus_per_actor or runtime.memory_per_actor, or add machines"
+    )
+
+
 # The run under way
 
 _NOWHERE = Placement(Needs(()), 0.0, lambda progress: None)
@@ -303,11 +306,12 @@ def run_placement() -> Placement:
 def placed(config: Config, on_progress: OnProgress, is_new: bool) -> Iterator[None]:
     """Place a run on the cluster that this process is connected to, until the end of the block. A
     new one has room for everything before the block begins; one that is charged waits when it
-    starts an actor. Raises what `check` and `hold` raise."""
-    placement = Placement(needs(config), config.runtime.wait, on_progress)
+    starts an actor. Raises what `check_room` and `hold` raise."""
+    least = needs(config)
+    check_room(least, living_nodes())
+    placement = Placement(least, config.runtime.wait, on_progress)
     token = _RUN.set(placement)
     try:
-        placement.check()
         if is_new:
             placement.hold(and_ranks=True)
         yield

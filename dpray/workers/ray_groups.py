@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dpray.extras import Late
 from dpray.types import Json
-from dpray.workers.engine import may_grow
+from dpray.workers.engine import living_nodes, may_grow
 from dpray.workers.needs import Bundle, Needs
 
 if TYPE_CHECKING:
@@ -112,7 +112,3 @@ def group_table() -> dict[str, Json]:
 
 def free_resources() -> dict[str, float]:
     return dict(ray.available_resources())
-
-
-def living_nodes() -> list[Json]:
-    return [node for node in ray.nodes() if node["Alive"]]

@@ -356,21 +356,24 @@ def check_voters(config: Config, gpus: float = 0.0) -> None:
 
 def _local_vectors(config: Config, gpus: float) -> Embeddings:
     """Return a voter's embeddings of `PUBLIC_TEXTS`."""
-    found: list[Embeddings | Exception] = []
     if not config.runtime.uses_ray:
         return Voters(config).embed(PUBLIC_TEXTS)
 
-    def ask(actor: Any) -> None:
+    def ask(actor: Any) -> Embeddings:
         with own_errors():
-            found.append(ray.get(actor.call.remote(Voters.embed, PUBLIC_TEXTS)))
-        if isinstance(found[-1], Exception):
-            raise found[-1]
+            found: Embeddings | Exception
+            found = ray.get(actor.call.remote(Voters.embed, PUBLIC_TEXTS))
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     actor_class = never_repeated(ShardActor, config, gpus, Role.VOTER)
     start = partial(actor_class.remote, config, Voters)
-    ray.kill(tried_actor(config, "embedder", lambda: start(place=run_placement().shard()), ask))
-    assert not isinstance(found[-1], Exception)
-    return found[-1]
+    actor, vectors_ND = tried_actor(
+        config, "embedder", lambda: start(place=run_placement().shard()), ask
+    )
+    ray.kill(actor)
+    return vectors_ND
 
 
 def embedded(voters: Shards[Voters], texts: Sequence[str], embedder: EmbedderConfig) -> Embeddings:

@@ -20,7 +20,7 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import Completion, OnCompletion, PlainPrompt, Prompts, Sampling, Samplings
 from dpray.methods.config import parse_config
 from dpray.types import InputError, Resumable
-from dpray.workers.engine import gpus_of_cluster, resolve_gpus
+from dpray.workers.engine import living_nodes, resolve_gpus
 from dpray.workers.engine_pool import EnginePool
 from dpray.workers.placement import placed, run_placement
 from tests.integration.processes import Cluster, ray_cluster, ray_node, short
@@ -47,7 +47,7 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
         tree["engine"] |= {"kind": "vllm", "tensor_parallel_size": tensor}
         tree["engine"] |= {"pipeline_parallel_size": pipeline}
         unresolved = parse_config(tree)
-        tree["runtime"]["gpus_per_actor"] = resolve_gpus(unresolved, gpus_of_cluster())
+        tree["runtime"]["gpus_per_actor"] = resolve_gpus(unresolved, living_nodes())
         return parse_config(tree)
 
     return make

@@ -18,17 +18,27 @@ from dpray.methods.private_prediction.decoder import BatchDecoder
 from dpray.methods.registry import make_plan
 from dpray.runs.plan import Plan
 from dpray.types import InputError
-from dpray.workers.engine import Gpus, gpus_of_rank, resolve_gpus
+from dpray.workers.engine import NODE_GROUP, gpus_of_rank, resolve_gpus
 from dpray.workers.engine_pool import check_loads
 from dpray.workers.gathering import PartWorker
+from dpray.workers.needs import needs
+from dpray.workers.placement import check_room
 from dpray.workers.pool_actor import PoolActor
 from dpray.workers.shards import ShardActor
 
 DP_SGD = {"name": "dp_sgd", "batch_size": 20}
 AUG_PE = {"name": "aug_pe"}
 OPENAI = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
-NONE, ONE, TWO_NODES = Gpus([0.0], False), Gpus([0.0, 1.0], False), Gpus([0.0, 2.0, 2.0], False)
-GROWS = Gpus([0.0], True)
+Nodes = list[dict[str, Any]]
+
+
+def nodes(*gpus: float) -> Nodes:
+    resources = ({"CPU": 64.0, "GPU": each, "memory": 2.0**42} for each in gpus)
+    return [{"Resources": each, "Labels": {}} for each in resources]
+
+
+NONE, ONE, TWO_NODES = nodes(0.0), nodes(0.0, 1.0), nodes(0.0, 2.0, 2.0)
+GROWS = [each | {"Labels": {NODE_GROUP: "workers"}} for each in NONE]
 
 
 @pytest.fixture
@@ -37,6 +47,13 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
         return parse_config(settings(**({"runtime__ray_address": None} | changes)))
 
     return make
+
+
+def given_room(config: Callable[..., Config], changes: dict[str, Any], cluster: Nodes) -> float:
+    """Return the GPUs of an actor, as a run chooses them before it takes its place."""
+    gpus = resolve_gpus(config(**changes), cluster)
+    check_room(needs(config(**changes | {"runtime__gpus_per_actor": gpus})), cluster)
+    return gpus
 
 
 @pytest.mark.parametrize(
@@ -67,40 +84,40 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
     ],
 )
 def test_gpus_are_chosen(
-    config: Callable[..., Config], changes: dict[str, Any], cluster: Gpus, gpus: float
+    config: Callable[..., Config], changes: dict[str, Any], cluster: Nodes, gpus: float
 ) -> None:
-    assert resolve_gpus(config(**changes), cluster) == gpus
+    assert given_room(config, changes, cluster) == gpus
 
 
 @pytest.mark.parametrize(
     ("changes", "cluster", "why"),
     [
         ({}, GROWS, "the cluster may grow and has no GPU now"),
-        ({"runtime__gpus_per_actor": 1}, NONE, "1 actor.* of 1 GPU.* room for 0"),
+        ({"runtime__gpus_per_actor": 1}, NONE, "1 actor, .*1 GPU"),
         (
             {"engine__kind": "vllm", "engine__tensor_parallel_size": 4},
             TWO_NODES,
-            "1 actor.* of 4 GPU.* room for 0",
+            "1 actor, .*4 GPUs",
         ),
         (
             {"engine__kind": "vllm", "engine__tensor_parallel_size": 4}
             | {"engine__pipeline_parallel_size": 2},
             TWO_NODES,
-            "2 actor.* of 4 GPU.* room for 0",
+            "8 actors, .*1 GPU",
         ),
-        ({"method": DP_SGD, "runtime__actors": 5}, TWO_NODES, "5 actor.* room for 4"),
+        ({"method": DP_SGD, "runtime__actors": 5}, TWO_NODES, "5 actors, .*1 GPU"),
         (
             {"method": AUG_PE, "engine": OPENAI, "runtime__gpus_per_actor": 1},
             NONE,
-            "1 actor.* of 1 GPU.* room for 0",
+            "1 actor, .*1 GPU",
         ),
     ],
 )
 def test_what_has_no_room_is_refused(
-    config: Callable[..., Config], changes: dict[str, Any], cluster: Gpus, why: str
+    config: Callable[..., Config], changes: dict[str, Any], cluster: Nodes, why: str
 ) -> None:
     with pytest.raises(InputError, match=rf"^runtime\.gpus_per_actor: .*{why}"):
-        resolve_gpus(config(**changes), cluster)
+        given_room(config, changes, cluster)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +201,7 @@ def test_a_decoding_actor_without_an_engine_answers_with_the_reason_and_begins_n
 
 
 def tried(plan: Plan, build: Callable[..., Any]) -> Any:
-    return check_loads(plan.config, plan.loader(build), lambda progress: None)
+    return check_loads(plan.config, plan.loader(build), lambda progress: None)[0]
 
 
 @pytest.mark.parametrize(("error", "reason", "kind"), CASES)

@@ -13,7 +13,7 @@ import ray
 
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Completion, Engine, EngineError, Prompt, Sampling
-from dpray.engines.rates import Rates, measure_rates
+from dpray.engines.rates import measure_rates
 from dpray.methods.config import parse_config
 from dpray.types import DprayError, InputError, Progress, Resumable
 from dpray.workers.engine_pool import EnginePool, check_loads
@@ -238,7 +238,7 @@ def test_what_a_loader_raises_on_an_actor_is_bad_input(config: Callable[..., Con
 
     with pytest.raises(InputError, match=r"^engine: it cannot be loaded \(OSError\)$"):
         check_loads(config(), load, lambda _: None)
-    assert check_loads(config(), lambda: "loaded", lambda _: None) is None
+    assert check_loads(config(), lambda: "loaded", lambda _: None) == (None, None)
 
 
 def test_the_rates_that_an_actor_measures_come_back(
@@ -251,8 +251,6 @@ def test_the_rates_that_an_actor_measures_come_back(
         measure_rates(engine, 3)
         return engine
 
-    found: list[Rates | None] = []
-    assert check_loads(config(), load, lambda _: None, found.append) is None
-    [rates] = found
-    assert rates is not None
+    engine, rates = check_loads(config(), load, lambda _: None)
+    assert engine is None and rates is not None
     assert min(rates.prefill, rates.decode) > 0

@@ -27,7 +27,6 @@ from dpray.workers.gathering import (
     MOST_BLOCKS,
     MOST_PARTS,
     BatchGathering,
-    batch_pool,
     block_count,
     cut_blocks,
     outcome_lists,
@@ -247,12 +246,12 @@ def work(
             ray.put(pa.table({"batch": [str(number), str(number + BATCHES)]}))
             for number in range(BATCHES)
         ]
-    pool = batch_pool(config, no_engine, workers(folder, fault), task_size=1)
-    found: list[str] = []
+    made, found = cut_blocks(blocks, parts), list[str]()
     try:
-        with closing(pool.run(cut_blocks(blocks, parts))) as results:
+        outcomes = outcomes_on_ray(config, made, no_engine, workers(folder, fault), 1)
+        with closing(outcomes) as results:
             for came in results:
-                for _, outcome in came:
+                for outcome in came:
                     found.append(outcome["batch"])
                     (folder / f"came-{outcome['batch']}").touch()
                     # The engine runs on from part to part, until there are none.

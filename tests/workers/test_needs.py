@@ -119,6 +119,8 @@ NODES = [{"CPU": 2.0, "memory": 8.0}, {"CPU": 2.0, "GPU": 1.0, "memory": 8.0}]
         ([{"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0}], True),
         ([{"CPU": 1.0, "GPU": 1.0}] * 2, False),
         ([{"CPU": 1.0, "GPU": 0.5}] * 2, True),
+        ([{"GPU": 0.4}] * 2, True),
+        ([{"GPU": 0.4}] * 3, False),
         ([{"CPU": 2.0, "GPU": 1.0}, {"CPU": 1.5}, {"CPU": 1.0}], False),
     ],
 )
