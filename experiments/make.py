@@ -16,6 +16,7 @@ from pathlib import Path
 import algorithm_1
 import aug_pe_ablations
 import drugs_table
+import first_release
 import four_methods
 import four_methods_picture
 import four_methods_table
@@ -84,7 +85,7 @@ RESULTS: Sections = {
     "Aug-PE, one key at a time": aug_pe_ablations.section,
     "With public texts of the kind": four_methods_picture.section,
     "A smaller model": None,
-    "First releases": None,
+    "First releases": first_release.section,
     "Attributes, measured in pairs": None,
 }
 
