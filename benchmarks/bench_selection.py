@@ -84,7 +84,7 @@ class Counted(TorchDispatchMode):
             self.waits += 1
             return torch.zeros(args[0].shape, dtype=args[0].dtype)
         found = func(*args, **kwargs)
-        given, made = storages(args), storages(found)
+        given, made = storages((args, kwargs)), storages(found)
         self.operations += bool(made) and name not in VIEWS
         for storage in (made[key] for key in made.keys() - given.keys()):
             self.living += storage.nbytes()

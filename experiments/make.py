@@ -16,10 +16,12 @@ from pathlib import Path
 import algorithm_1
 import aug_pe_ablations
 import drugs_table
+import first_release
 import four_methods
 import four_methods_picture
 import four_methods_table
 import gpu_table
+import judges
 import kps_over_n
 import many_texts
 import papers_table
@@ -83,7 +85,7 @@ RESULTS: Sections = {
     "Aug-PE, one key at a time": aug_pe_ablations.section,
     "With public texts of the kind": four_methods_picture.section,
     "A smaller model": None,
-    "First releases": None,
+    "First releases": first_release.section,
     "Attributes, measured in pairs": None,
 }
 
@@ -114,6 +116,7 @@ line, equation, default, prompt, metric and ablation, with the reason where dpra
 
 PAPERS: Sections = {
     "Headlines": papers_table.section,
+    "The papers' judges": judges.section,
     "Presets": None,
     "Private prediction (Amin": None,
     "DP-KPS (Nagesh": None,

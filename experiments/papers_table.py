@@ -69,13 +69,14 @@ def networks(name: str, side: str) -> str:
 
 def ranks(epsilon: float) -> str:
     """Return the mean ranks of canaries that were put in 1, 10 and 100 times."""
-    [file] = (MEASURED / "papers").glob(f"canaries-{epsilon:g}-*.json")
-    found = json.loads(file.read_text())["secrets"]
+    files = sorted((MEASURED / "papers").glob(f"canaries-{epsilon:g}-*.json"))
+    secrets = [secret for file in files for secret in json.loads(file.read_text())["secrets"]]
     of_each = (
-        [secret["rank"] for secret in found if secret["repetitions"] == times]
+        [secret["rank"] for secret in secrets if secret["repetitions"] == times]
         for times in (1, 10, 100)
     )
-    return " / ".join(f"{sum(each) / len(each):.0f}" for each in of_each)
+    number = f" ({len(files)})" if len(files) > 1 else ""
+    return " / ".join(f"{sum(each) / len(each):.0f}" for each in of_each) + number
 
 
 def quoted(file: str, *figures: str) -> str:

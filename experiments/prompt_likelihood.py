@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 import torch
-from first_release import ABOUT
+from first_release import SETS
 from runs import DATA, rows
 
 from dpray.config.sections import EngineConfig
@@ -39,8 +39,8 @@ def main(sets: Sequence[str]) -> None:
     config = EngineConfig(kind="transformers", model="smollm2", max_model_len=1024)
     with closing(TransformersEngine(config)) as engine:
         for data in sets:
-            about, words = ABOUT[data]
-            said = load_template("texts", about=About(about, labels=words))
+            words = SETS[data]
+            said = load_template("texts", about=About(words.about, labels=words.label_about))
             test = random.Random(3).sample(rows(DATA / data / "test.jsonl"), 24)
             prompt = said.public_prompt("")
             wrote = engine.generate([prompt] * 16, [Sampling(40, 0.8, stop=("\n",))] * 16)

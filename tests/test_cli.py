@@ -20,7 +20,7 @@ Settings = Callable[..., dict[str, Any]]
 COMMANDS = {
     "dpray": "--version",
     "dpray audit": "--canaries --candidates --confidence --json --members --non-members --out "
-    "--trials config overrides",
+    "--picture --trials config overrides",
     "dpray card": "--json --license --name --public --push-to-hub run_dir",
     "dpray check": "--json --write config overrides",
     "dpray demo": "--json --model --out",

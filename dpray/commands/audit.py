@@ -15,9 +15,10 @@ from rich.text import Text
 import dpray
 from dpray.commands.plan import AsJson, ConfigFile, Overrides
 from dpray.io.files import check_writable, write_durably
+from dpray.report.pictures import canaries_svg, standalone
 from dpray.runs.folder import refuse_released
 from dpray.terminal import Terminal, progress_bar, titled_table
-from dpray.types import Json
+from dpray.types import InputError, Json
 
 Members = Annotated[
     str | None, typer.Option(help="Records that the finished run at output.path was made of.")
@@ -52,16 +53,26 @@ def audit(
     out: Annotated[
         Path | None, typer.Option(help="Also write the findings to this file, as JSON.")
     ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw the canaries' perplexities among those of their look-alikes, as an SVG "
+            "file. For DP-SGD, whose model is asked."
+        ),
+    ] = None,
 ) -> None:
     """Bound epsilon from below, by draws from the mechanisms' real code; opens no data for that.
 
     Exit code 1 if a bound is above its claim.
     """
     loaded = dpray.load(config, *overrides or [])
-    if out is not None:
-        check_writable(out, "--out")
-        if members is not None or canaries:
-            refuse_released(out.parent, "--out")
+    if picture is not None and not (canaries and loaded.method.name == "dp_sgd"):
+        raise InputError("--picture: needs --canaries and the model that dp_sgd releases")
+    for file, key in ((out, "--out"), (picture, "--picture")):
+        if file is not None:
+            check_writable(file, key)
+            if members is not None or canaries:
+                refuse_released(file.parent, key)
     with progress_bar() as on_progress:
         result = dpray.audit(
             loaded,
@@ -76,6 +87,10 @@ def audit(
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_durably(out, json.dumps(result, indent=2) + "\n", private=True)
+    if picture is not None:
+        drawn = standalone(canaries_svg(result["canaries"]["secrets"]))
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(picture, drawn, private=True)
     if as_json:
         typer.echo(json.dumps(result))
     else:

@@ -19,7 +19,7 @@ class FiniteRows:
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        # 0, or NaN once a row was not finite.
+        # A finite number, or NaN once a row was not finite.
         self.past_S = torch.zeros(rows, device=device)
 
     def remember(
@@ -27,20 +27,20 @@ class FiniteRows:
     ) -> torch.Tensor:
         """Return the `highest` logit of each of these `rows` at this position, and NaN also for a
         row that once was not finite in this text."""
-        past_S = self.past_S[rows] + (highest_S - highest_S)  # 0 or NaN, as above
-        self.past_S[rows] = past_S
-        return highest_S + past_S
+        highest_S = highest_S.add(self.past_S[rows], alpha=0)
+        self.past_S[rows] = highest_S
+        return highest_S
 
 
 def remember_together(
     finite: Sequence[FiniteRows], highest_GS: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor]:
     """Return what `remember` does for all rows of each, in as many operations as for one."""
-    highest_N = torch.cat(list(highest_GS)) + torch.cat([each.past_S for each in finite])
-    sizes = [len(each.past_S) for each in finite]
-    for each, past_S in zip(finite, (highest_N - highest_N).split(sizes), strict=True):
+    past_N = torch.cat([each.past_S for each in finite])
+    highest_N = torch.cat(list(highest_GS)).add(past_N, alpha=0)
+    found: Sequence[torch.Tensor] = highest_N.split([len(each.past_S) for each in finite])
+    for each, past_S in zip(finite, found, strict=True):
         each.past_S = past_S
-    found: Sequence[torch.Tensor] = highest_N.split(sizes)
     return found
 
 
@@ -53,4 +53,4 @@ def highest(logits_SV: torch.Tensor) -> torch.Tensor:
     finite: such a token is masked. Every float16 and bfloat16 is a float32, so none overflows here.
     """
     top_S = logits_SV.amax(dim=-1).float()
-    return top_S + (top_S - top_S)  # x - x is 0, or NaN if x is not finite
+    return top_S.add(top_S, alpha=0)  # 0 x is 0, or NaN if x is not finite

@@ -421,6 +421,19 @@ def whole_sentences(text: str) -> str:
     return text[:end] if end >= LEAST_WHOLE * len(text) else text
 
 
+_QUOTED = re.compile(r'"[^"]+"|“[^“”]+”|„[^„“”]+[“”]|«[^«»]+»')
+
+
+def unquoted(text: str) -> str:
+    """Return a text without the quotation marks around all of it, in which chat models put an
+    example.
+
+    >>> unquoted('"The card is here."'), unquoted('"Yes", she said. "No."')
+    ('The card is here.', '"Yes", she said. "No."')
+    """
+    return text[1:-1] if _QUOTED.fullmatch(text) else text
+
+
 def readable_tokens(text_config: Any) -> int:
     """Return the number of tokens that a model has embeddings for. Gemma 3n and 4 have second
     embeddings, of fewer tokens than their logits."""

@@ -30,6 +30,7 @@ from dpray.types import DprayError, InputError, Json, OnProgress, Progress, Resu
 
 RunMethod = Callable[[Config, OnProgress], object]
 REPETITIONS = (1, 10, 100)
+QUANTILES = np.linspace(0, 1, 21)
 
 _SIGNS = {
     "C": "BDFGKLMNPRSTVZ",
@@ -95,15 +96,22 @@ def look_alikes(canary: Canary, number: int, rng: np.random.Generator) -> list[s
     return [canary.kind.sentence.format(secret) for secret in secrets]
 
 
-def ranked(losses: Sequence[float]) -> dict[str, float]:
+def ranked(losses: Sequence[float]) -> Json:
     """Rank the first loss, the canary's, among all, lowest first; a tie counts half.
 
     `exposure` is the number of bits of the secret that the model gives away; its mean is about 1.4
-    if the model knows nothing.
+    if the model knows nothing. `look_alikes` are the perplexities that 0, 5, ..., 100 % of the
+    other losses are below.
     """
     own, others = losses[0], np.array(losses[1:])
     rank = 1 + float((others < own).sum()) + float((others == own).sum()) / 2
-    return {"rank": rank, "candidates": len(losses), "exposure": math.log2(len(losses) / rank)}
+    return {
+        "rank": rank,
+        "candidates": len(losses),
+        "exposure": math.log2(len(losses) / rank),
+        "perplexity": math.exp(own),
+        "look_alikes": np.exp(np.quantile(others, QUANTILES)).tolist(),
+    }
 
 
 def check_canaries(plan: Plan, candidates: int) -> None:

@@ -120,7 +120,7 @@ class Tally:
         self.tokens: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.texts = self.data.text_columns
         self.misfits_of = misfits_of(plan.config.method.each[-1])
-        self.misfits = 0
+        self.misfits = self.going_on = 0
         self.misfit_keys: Counter[tuple[str, str]] = Counter()
         self.encodings: Mapping[str, str] = {}
         self.titles = 0
@@ -151,6 +151,8 @@ class Tally:
         if self.misfits_of is not None and (found := self.misfits_of(record["text"])):
             self.misfits += 1
             self.misfit_keys.update(found)
+        text = record["text"].replace("\r", "").strip()
+        self.going_on += any(stop in text for stop in getattr(plan.settings, "stop", ()))
         self.characters[len(record["text"])] += 1
         self.people.add(where, row, record)
         if self.codec is not None:
@@ -324,6 +326,9 @@ class Tally:
         if (others := self.names.other_rows) and self.data.other_labels == "refuse":
             found["data.other_labels"] = "skip", f"{others:,} rows have labels not in data.labels"
         found |= self._of_lengths()
+        if self.going_on > MOST_CUT * self.characters.total():
+            share = self.going_on / self.characters.total()
+            found["method.stop"] = "[]", f"{share:.0%} of the records go on after such a string"
         persons = self.people.summary()["persons"]
         if persons:
             best = max(persons, key=lambda each: int(each["values"]))

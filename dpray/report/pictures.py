@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from markupsafe import Markup
 
 from dpray.extras import Late
@@ -35,6 +36,12 @@ COLOURS = {
     "#101112": "--third",
 }
 INK, MUTED, ACCENT, LINE, SECOND, THIRD = COLOURS
+
+# What `standalone` draws in: those of report.css.j2 on light paper.
+PAPER = (
+    "--paper: #fcfbf8; --ink: #23272b; --muted: #5d646b; --line: #dfdcd4; --accent: #23636e; "
+    "--second: #c06a1b; --third: #8a5aa8; background: var(--paper)"
+)
 
 LOOKS = [*zip("os^Dvphd", 2 * (ACCENT, SECOND, THIRD, INK), strict=True)]
 """The marks and colours of curves, in the order of use."""
@@ -114,6 +121,28 @@ def accuracy_svg(downstream: ReadOnlyJson) -> Markup:
         return inline(figure)
 
 
+def canaries_svg(secrets: Sequence[ReadOnlyJson]) -> Markup:
+    """Draw the perplexities of each kind of canary among those of its look-alikes (Yue et al. 2023,
+    Figure 4). `secrets` are the entries of `dpray.evaluation.canaries.try_canaries` for a model.
+    """
+    kinds = list(dict.fromkeys(secret["kind"] for secret in secrets))
+    repetitions = sorted({secret["repetitions"] for secret in secrets})
+    with figure_of_the_page(2.2, columns=len(kinds)) as (figure, places):
+        for kind, axes in zip(kinds, places, strict=True):
+            for secret in (secret for secret in secrets if secret["kind"] == kind):
+                others = secret["look_alikes"]
+                axes.plot(others, np.linspace(0, 1, len(others)), color=MUTED, linewidth=0.8)
+                mark, colour = LOOKS[repetitions.index(secret["repetitions"])]
+                share = (secret["rank"] - 1) / (secret["candidates"] - 1)
+                label = f"put in {secret['repetitions']} times"
+                axes.plot(secret["perplexity"], share, mark, color=colour, label=label, zorder=3)
+            axes.set(title=kind, xlabel="perplexity", ylim=(-0.05, 1.05))
+        places[0].set_ylabel("share of look-alikes below")
+        marks, labels = places[0].get_legend_handles_labels()
+        figure.legend(marks, labels, loc="outside upper center", ncols=len(marks), frameon=False)
+        return inline(figure)
+
+
 @contextmanager
 def figure_of_the_page(height: float, columns: int = 1) -> Iterator[tuple[figures.Figure, Any]]:
     """Make a figure as wide as the page and in its colours, and its axes."""
@@ -142,3 +171,8 @@ def inline(figure: figures.Figure) -> Markup:
     for colour, variable in COLOURS.items():
         svg = svg.replace(colour, f"var({variable})")
     return Markup(svg)
+
+
+def standalone(svg: Markup) -> str:
+    """Return a picture of a page as the text of a file of its own."""
+    return str(svg).replace("<svg ", f'<svg style="{PAPER}" ', 1) + "\n"

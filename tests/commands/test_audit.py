@@ -115,6 +115,7 @@ def test_an_attack_on_private_records_is_not_written_where_a_run_releases(
         (["--confidence", "1"], "confidence: 1 is not at least 0.5 and below 1"),
         (["--members", "x.jsonl"], "members and non-members: give both, or neither"),
         (["--canaries", "--candidates", "0"], "candidates: 0"),
+        (["--canaries", "--picture", "x.svg"], "--picture: needs --canaries and the model"),
     ],
 )
 def test_bad_options_end_with_one_line(

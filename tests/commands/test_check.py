@@ -341,6 +341,18 @@ def test_the_longest_text_to_write_is_proposed_with_what_it_costs(
     assert "texts made" in capsys.readouterr().out
 
 
+def test_records_that_go_on_after_a_stop_string_are_told(job: Job) -> None:
+    """A blank line at the end of a text, or in one record of many, is no reason."""
+
+    def keys(*texts: str) -> list[str]:
+        arguments = job([*map(note, texts)], r'method.stop=["\n\n"]', method="private_prediction")
+        return [each["key"] for each in dpray.check(dpray.load(*arguments))["proposals"]]
+
+    assert "method.stop" in keys("Dear Sir,\r\n\r\nthe card is lost.", "Thanks.\n")
+    assert "method.stop" not in keys("The card\nis lost.\n\n", *["Thanks."] * 2)
+    assert "method.stop" not in keys("Dear Sir,\n\nthe card is lost.", *["Thanks."] * 30)
+
+
 def test_rows_of_labels_that_are_left_out_are_no_error(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:

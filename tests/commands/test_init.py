@@ -62,6 +62,7 @@ def test_a_configuration_that_loads(folder: Path, capsys: pytest.CaptureFixture[
     assert (config.privacy.epsilon, config.privacy.delta) == (4.0, 1e-5)
     assert config.privacy.dataset == "Patient-notes" and config.method.name == "private_prediction"
     assert config.output.path == "out/Patient-notes"
+    assert config.method.model_dump()["stop"] == ("\n\n",)
     assert made.read_text(encoding="utf-8").count("#") > 10
     assert "dpray check" in capsys.readouterr().out
 
@@ -71,6 +72,10 @@ def test_tables_and_conversations(folder: Path, capsys: pytest.CaptureFixture[st
     assert run_command(["init", "films.csv", *NEEDED, "--text", "title, year"]) == 0
     config = dpray.load(folder / "films.yaml")
     assert config.data.text == ("title", "year") and config.data.turns is None
+    schema = config.method.model_dump()["schema"]
+    assert schema["required"] == ["title", "year"] and not schema["additionalProperties"]
+    assert config.method.model_dump()["stop"] == ()  # a record is one paragraph by its schema
+    dpray.plan(config)
     (folder / "chats.jsonl").write_text('{"chat": [{"role": "user", "content": "Hi"}]}\n')
     assert run_command(["init", "chats.jsonl", *NEEDED, "--turns", "chat", "--look"]) == 0
     config = dpray.load(folder / "chats.yaml")

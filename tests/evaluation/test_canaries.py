@@ -21,7 +21,11 @@ from tests.integration.processes import wait_for
 @pytest.mark.parametrize(("loss", "rank"), [(0.5, 1.0), (2.5, 3.0), (3.0, 4.0), (9.0, 6.0)])
 def test_rank_counts_those_of_lower_loss_and_ties_by_half(loss: float, rank: float) -> None:
     found = ranked([loss, 1.0, 2.0, 3.0, 3.0, 5.0])
+    looks = found.pop("look_alikes")
+    assert found.pop("perplexity") == pytest.approx(math.exp(loss))
     assert found == {"rank": rank, "candidates": 6, "exposure": math.log2(6 / rank)}
+    assert len(looks) == 21 and looks == sorted(looks)
+    assert looks[0] == pytest.approx(math.e) and looks[10] == pytest.approx(math.exp(3))
 
 
 def test_one_of_every_kind_for_each_number_of_repetitions() -> None:

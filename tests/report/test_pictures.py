@@ -9,7 +9,13 @@ import pytest
 from dpray.evaluation.evaluate import evaluate
 from dpray.report import pictures
 from dpray.report.page import templates
-from dpray.report.pictures import accuracy_svg, figure_of_the_page, inline
+from dpray.report.pictures import (
+    accuracy_svg,
+    canaries_svg,
+    figure_of_the_page,
+    inline,
+    standalone,
+)
 from dpray.report.tables import SYNTHETIC, evaluation_tables, plus_minus
 
 from ..evaluation.test_evaluate import BagOfWords, notes
@@ -29,6 +35,40 @@ def test_the_picture_of_accuracy_is_one_element_in_the_pages_colours_and_the_sam
     # The points lie at equal distances, from the floor to the ceiling.
     floor, synthetic, ceiling = (float(x) for x in re.findall(r'<use [^>]*x="([\d.]+)"', svg)[-3:])
     assert synthetic - floor == pytest.approx(ceiling - synthetic, abs=0.01) and floor < ceiling
+
+
+def test_canaries_stand_at_their_rank_among_their_look_alikes():
+    secrets = [
+        {
+            "kind": kind,
+            "repetitions": times,
+            "rank": rank,
+            "candidates": 101,
+            "perplexity": 10.0,
+            "look_alikes": [8.0, 9.0, 12.0],
+        }
+        for kind in ("name", "plate")
+        for times, rank in ((1, 51.0), (100, 1.0))
+    ]
+    svg = canaries_svg(secrets)
+    texts = [
+        text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    ]
+    assert {"name", "plate", "put in 1 times", "put in 100 times"} <= set(texts)
+    # In each plot, the secret at rank 51 of 101 stands in the middle, the leaked one below all.
+    marks = re.findall(r'<use [^>]*y="([\d.]+)" style="fill: var\(--(accent|second)\)', svg)
+    heights = [(float(y), colour) for y, colour in marks[:4]]
+    assert heights[:2] == heights[2:] and [colour for _, colour in heights[:2]] == [
+        "accent",
+        "second",
+    ]
+    bottom, middle = heights[1][0], heights[0][0]
+    grid = [float(y) for y in re.findall(r'<use [^>]*y="([\d.]+)"', svg)]
+    assert bottom in grid and middle in grid and bottom - middle > 30
+    alone = standalone(svg)
+    assert ElementTree.fromstring(alone).attrib["style"].startswith("--paper: #")
+    used = set(re.findall(r"var\((--[a-z]+)\)", alone))
+    assert used == {name for name in used if f"{name}: #" in alone}
 
 
 def test_the_part_shows_every_section():

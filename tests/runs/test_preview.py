@@ -18,6 +18,7 @@ from dpray.commands.preview import show_preview
 from dpray.config.config import Config
 from dpray.engines.base import Completion, Sampling
 from dpray.io.columns import cut_advice
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.release import records_of
 from dpray.methods.registry import make_plan
 from dpray.runs.forecast import rates_here
@@ -110,6 +111,15 @@ def test_every_method_shows_its_public_prompts(tmp_path: Path, method: str) -> N
     assert not any("data." in line for line in found["advice"])
     assert (found["forecast"] is None) == (method == "dp_sgd")
     assert not (tmp_path / "out").exists() and not (tmp_path / "none.db").exists()
+
+
+def test_a_preview_ends_texts_where_a_run_does(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "private_prediction")
+    settings = config.method.model_copy(update={"stop": ("\n\n",)})
+    plan = make_plan(config.model_copy(update={"method": settings}))
+    assert isinstance(plan, PrivatePredictionPlan)
+    asked = plan.public_calls(["1"]).requests[0].sampling
+    assert asked.stop == plan.method.stop == ("\n\n", "\nText:")
 
 
 def test_a_document_of_several_sections_is_shown_whole(tmp_path: Path) -> None:

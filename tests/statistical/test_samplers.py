@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.private_prediction.logits import sample_softmax
+from dpray.methods.private_prediction.logits import halves, sample_softmax
 from dpray.methods.private_prediction.mechanism import PrivateToken, SoftmaxSampler, SparseVector
 from dpray.methods.private_prediction.step import draw_private
 from tests.statistical.two_sided import WRONG_SCALES, fits_distribution, fits_probabilities
@@ -36,7 +36,7 @@ def token_counts(temperature: float) -> tuple[np.ndarray, list[int]]:
     logits = torch.from_numpy(utilities)
     sampler = SoftmaxSampler(sensitivity=0.1, temperature=temperature)
     rng = generator(new_key())
-    uniforms = torch.from_numpy(rng.integers(2**62, size=(1, TOKENS)))
+    uniforms = torch.from_numpy(halves(rng.integers(2**62, size=(1, TOKENS))))
     [draws] = sample_softmax(sampler.exponents(logits[None]), uniforms)
     return utilities, draws.bincount(minlength=len(utilities)).tolist()
 

@@ -33,9 +33,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Literal
 
 import numpy as np
@@ -56,6 +56,9 @@ PROBABILITY_GRID = 2.0**40
 
 ROUNDING_ROOM = 1 - 2.0**-22
 """More than two roundings to float32 can add, so that no row's probabilities sum to more than 1."""
+
+HALF = 2**31 - 1
+"""The lower half of a whole number below 2^62."""
 
 CPU_TILE = 2**17
 """The logits that fit a core's cache."""
@@ -90,16 +93,19 @@ class Rows:
             return None
         return self.group.masked_fill(self.highest[:, 0].isnan(), self.groups)
 
-    def sums(self, tiles: Tiles) -> torch.Tensor:
-        """Return each group's sums, float64, of shape (G, K), of the whole numbers of tiles, which
-        are given by rows, columns and their numbers."""
+    def sums(self, tiles: Tiles, grid: float) -> torch.Tensor:
+        """Return each group's sums, float64, of shape (G, K), of the numbers of tiles, which are
+        cut to whole steps of a grid in place, and given by rows, columns and their numbers."""
         size = (self.groups + (self.into is not None), self.logits.shape[1])
         total_GV = self.highest.new_zeros(size, dtype=torch.float64)
-        for few, some, steps in tiles:
+        for few, some, values in tiles:
             if self.into is None:
+                steps = cut_to_grid_(values, grid)
                 total_GV[0, some].add_(steps.sum(dim=0, dtype=torch.float64))
             else:
-                total_GV[:, some].index_add_(0, self.into[few], steps.double())
+                steps = torch.empty_like(values, dtype=torch.float64)
+                torch.div(values, 1 / grid, rounding_mode="trunc", out=steps)
+                total_GV[:, some].index_add_(0, self.into[few], steps)
         return total_GV[: self.groups]
 
 
@@ -129,7 +135,7 @@ def dclip_sums(
 
 def log_norms(top_N1: torch.Tensor, total_N1: torch.Tensor) -> torch.Tensor:
     """Return the log-sum-exp of rows with these highest logits and `row_totals`, float32."""
-    return (top_N1 + (total_N1 / EXP_GRID).log()).float()
+    return torch.add(top_N1, (total_N1 / EXP_GRID).log(), out=torch.empty_like(top_N1))
 
 
 def _clipped_sums(
@@ -149,10 +155,10 @@ def _clipped_sums(
             base = base_GK if isinstance(base_GK, float) else base_GK[:, some]
             if isinstance(base, torch.Tensor) and rows.group is not None:
                 base = base.index_select(0, rows.group[few])
-            above = (rows.logits[few, some].float() - shift_N1[few]).sub_(base)
-            yield few, some, cut_to_grid_(above, GRID).clamp_(-most, most)
+            above = (rows.logits[few, some] - shift_N1[few]).sub_(base)
+            yield few, some, above.clamp_(-most, most)
 
-    return rows.sums(clipped())
+    return rows.sums(clipped(), GRID)
 
 
 def probability_sums(rows: Rows) -> torch.Tensor:
@@ -164,12 +170,13 @@ def probability_sums(rows: Rows) -> torch.Tensor:
     """
 
     def probabilities() -> Tiles:
-        for few, steps_RV, total_R1 in row_blocks(rows.logits, rows.highest):
-            scale_R1 = (PROBABILITY_GRID * ROUNDING_ROOM / total_R1).float()
-            for _, some in tiles(steps_RV):
-                yield few, some, steps_RV[:, some].mul_(scale_R1).floor_()
+        for few, parts, total_R1 in row_blocks(rows.logits, rows.highest):
+            scale_R1 = torch.empty_like(total_R1, dtype=torch.float32)
+            torch.mul(total_R1.reciprocal(), PROBABILITY_GRID * ROUNDING_ROOM, out=scale_R1)
+            for some, steps in parts:
+                yield few, some, steps.mul_(scale_R1)
 
-    return rows.sums(probabilities())
+    return rows.sums(probabilities(), 1.0)
 
 
 def distribution_distances(
@@ -182,47 +189,45 @@ def distribution_distances(
     The public softmax is cut to the grid of the sums, and the distance is one of whole numbers:
     its sensitivity is that of the sums to the last bit, and no other group moves a bit of it.
     """
-    top_G1 = public_GV.amax(dim=-1, keepdim=True)
-    steps_GV = row_steps(public_GV, top_G1).double()
-    scale_G1 = PROBABILITY_GRID * batch_size / steps_GV.sum(dim=-1, keepdim=True)
-    apart_GV = steps_GV.mul_(scale_G1).floor_().sub_(probability_sums_GV).abs_()
-    steps_G1 = apart_GV.long().sum(dim=-1, keepdim=True)
+    top_G1 = public_GV.amax(dim=-1, keepdim=True).float()
+    steps_GV = row_steps(public_GV, top_G1)
+    total_G1 = steps_GV.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    scale_G1 = PROBABILITY_GRID * batch_size / total_G1
+    apart_GV = (steps_GV * scale_G1).floor_().sub_(probability_sums_GV).abs_()
+    steps_G1 = apart_GV.sum(dim=-1, keepdim=True, dtype=torch.long)
     return steps_G1.double() / (PROBABILITY_GRID * batch_size)
 
 
 def row_totals(logits_NV: torch.Tensor, top_N1: torch.Tensor) -> torch.Tensor:
     """Return the sum of each row's `row_steps`, float64, of shape (N, 1). It is exact, so whatever
     shares the computation moves no bit of it."""
-    total_N1 = top_N1.new_zeros(top_N1.shape, dtype=torch.float64)
-    for few, some in tiles(logits_NV):
-        steps = row_steps(logits_NV[few, some], top_N1[few])
-        total_N1[few].add_(steps.sum(dim=-1, keepdim=True, dtype=torch.float64))
-    return total_N1
+    found = []
+    for few, columns in blocks(logits_NV):
+        tiles_R = (row_steps(logits_NV[few, some], top_N1[few]) for some in columns)
+        found.append(_row_sums(tiles_R))
+    return concatenated(found)
 
 
 def row_blocks(
     logits_NV: torch.Tensor, top_N1: torch.Tensor
-) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """Yield, for as many rows at a time as a tile has, the rows, their `row_steps` and the exact
-    sums of these, of shapes (R, V) and (R, 1): an exponential is taken once, and what is kept of it
-    is little."""
-    height, _ = tile_size(logits_NV)
-    for row in range(0, len(logits_NV), height):
-        few = slice(row, row + height)
-        block_RV, top_R1 = logits_NV[few], top_N1[few]
-        steps_RV = torch.empty_like(block_RV, dtype=torch.float32)
-        total_R1 = top_R1.new_zeros(top_R1.shape, dtype=torch.float64)
-        for _, some in tiles(block_RV):
-            steps = row_steps(block_RV[:, some], top_R1)
-            total_R1 += steps.sum(dim=-1, keepdim=True, dtype=torch.float64)
-            steps_RV[:, some] = steps
-        yield few, steps_RV, total_R1
+) -> Iterator[tuple[slice, list[tuple[slice, torch.Tensor]], torch.Tensor]]:
+    """Yield, for as many rows at a time as a tile has, the rows, their `row_steps` by columns, and
+    the exact sums of these, of the shape (R, 1): an exponential is taken once, and what is kept of
+    it is little."""
+    for few, columns in blocks(logits_NV):
+        parts = [(some, row_steps(logits_NV[few, some], top_N1[few])) for some in columns]
+        yield few, parts, _row_sums(steps for _, steps in parts)
+
+
+def _row_sums(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    sums = (steps.sum(dim=-1, keepdim=True, dtype=torch.float64) for steps in parts)
+    return reduce(torch.add, sums)
 
 
 def row_steps(logits: torch.Tensor, top_S1: torch.Tensor) -> torch.Tensor:
-    """Return `exp(z - top)` in whole steps of `EXP_GRID`, as float32: rows' softmaxes, but for
-    their totals."""
-    return cut_to_grid_((logits.float() - top_S1).exp_(), EXP_GRID)
+    """Return `exp(z - top)` in whole steps of `EXP_GRID`, as float32, as the highest logits are:
+    rows' softmaxes, but for their totals."""
+    return cut_to_grid_((logits - top_S1).exp_(), EXP_GRID)
 
 
 def cut_to_grid_(values: torch.Tensor, grid: float) -> torch.Tensor:
@@ -233,11 +238,19 @@ def cut_to_grid_(values: torch.Tensor, grid: float) -> torch.Tensor:
 
 def tiles(matrix: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """Yield the rows and columns of the parts in which a matrix is worked on."""
+    for few, columns in blocks(matrix):
+        for some in columns:
+            yield few, some
+
+
+def blocks(matrix: torch.Tensor) -> Iterator[tuple[slice, list[slice]]]:
+    """Yield the rows of the parts, and the columns of all parts of these rows. There is a part even
+    if there is no row."""
     rows, columns = matrix.shape
     height, width = tile_size(matrix)
-    for row in range(0, rows, height):
-        for column in range(0, columns, width):
-            yield slice(row, row + height), slice(column, column + width)
+    for row in range(0, max(1, rows), height):
+        some = [slice(column, column + width) for column in range(0, columns, width)]
+        yield slice(row, row + height), some
 
 
 def tile_size(matrix: torch.Tensor) -> tuple[int, int]:
@@ -250,11 +263,16 @@ def tile_size(matrix: torch.Tensor) -> tuple[int, int]:
 
 
 def _grid_bound(clip_bound: float) -> float:
-    """Return the largest whole number of steps, exact in float32, that make at most c nats."""
+    """Return the most nats that are at most c, exact in float32, and a whole number of steps."""
     steps = math.floor(clip_bound * GRID)
     most = np.float32(steps)
     # As Python numbers: numpy would compare in float32, where the two are equal.
-    return float(most if float(most) <= steps else np.nextafter(most, np.float32(0)))
+    most = most if float(most) <= steps else np.nextafter(most, np.float32(0))
+    return float(most) / GRID
+
+
+def concatenated(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def columns_of(rows: torch.Tensor, chosen_K: torch.Tensor | None) -> torch.Tensor:
@@ -266,16 +284,21 @@ def columns_of(rows: torch.Tensor, chosen_K: torch.Tensor | None) -> torch.Tenso
 # Draws
 
 
-def sample_softmax(logits_GV: torch.Tensor, uniforms_GD: torch.Tensor) -> torch.Tensor:
-    """Draw from `softmax(logits)` of each group, once for each of its `uniforms`, which are whole
-    numbers below 2^62; carries no guarantee by itself.
+def halves(uniforms: np.ndarray) -> np.ndarray:
+    """Return the upper and the lower 31 bits of whole numbers below 2^62, one after the other."""
+    return np.stack([uniforms >> 31, uniforms & HALF])
+
+
+def sample_softmax(logits_GV: torch.Tensor, uniforms_2GD: torch.Tensor) -> torch.Tensor:
+    """Draw from `softmax(logits)` of each group, once for each of its `uniforms`, which are the
+    `halves` of whole numbers below 2^62; carries no guarantee by itself.
 
     The weights are cut to whole numbers that add up to less than 2^62, exactly and in any order, so
     that all ranks and devices agree, and no other group moves a bit; a uniform inverts their
     cumulative sum. Of V logits, 2^19 at most, a probability is off by at most 2^-59, a relative
     V 2^-60, and the rounding of its exponential. -inf entries are never drawn.
-    Returns the indices, of the shape (G, D), and does not wait for them; they are -1 for a group of
-    which no entry is finite, or one is +inf or not a number.
+    Returns the indices, of the shape (G, D), and does not wait for them; they are V, one past the
+    last, for a group of which no entry is finite, or one is +inf or not a number.
     """
     weights = (logits_GV - logits_GV.amax(dim=-1, keepdim=True)).exp_()
     # This sum is exact, and not below the weights' own: m 2^e with m < 1. So `scale`, the power of
@@ -285,11 +308,11 @@ def sample_softmax(logits_GV: torch.Tensor, uniforms_GD: torch.Tensor) -> torch.
     cumulative = weights.mul_(scale_G1).nan_to_num_(nan=0.0).long().cumsum(dim=-1)
     last_G1 = cumulative[:, -1:]
     # last * uniform / 2^62, rounded down: by halves of both, because no integer has 124 bits.
-    high, low = uniforms_GD >> 31, uniforms_GD & (2**31 - 1)
-    last_high, last_low = last_G1 >> 31, last_G1 & (2**31 - 1)
-    middle = last_high * low + last_low * high + (last_low * low >> 31)
-    mark = last_high * high + (middle >> 31)
-    return torch.searchsorted(cumulative, mark, right=True).where(last_G1 > 0, -1)
+    high, low = uniforms_2GD
+    last_high, last_low = last_G1 >> 31, last_G1 & HALF
+    middle = (last_low * low >> 31).addcmul_(last_high, low).addcmul_(last_low, high)
+    mark = (middle >> 31).addcmul_(last_high, high)
+    return torch.searchsorted(cumulative, mark, right=True)
 
 
 # Rules on public logits
@@ -302,7 +325,7 @@ def even_if_not_finite(public_GV: torch.Tensor) -> torch.Tensor:
     """
     top_G1 = public_GV.amax(dim=-1, keepdim=True)
     # 0 is added to all of them, or NaN. The lowest number is what `nan_to_num_` makes of -inf.
-    return (public_GV + (top_G1 - top_G1)).nan_to_num_(nan=0.0)
+    return public_GV.add(top_G1, alpha=0).nan_to_num_(nan=0.0)
 
 
 def candidates(public_GV: torch.Tensor, rule: Candidates, k: int, margin: float) -> torch.Tensor:

@@ -117,11 +117,16 @@ class PrivatePredictionPlan(Plan):
             PrivateToken.of(settings, self.private_tokens, records_per_unit),
             settings.max_tokens,
             texts,
-            self.template.template.stop,
+            self.stop,
             settings.longest_copy,
             self.form,
             settings.sections,
         )
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Return the strings that end a text."""
+        return (*self.settings.stop, *self.template.template.stop)
 
     @property
     def open_keys(self) -> dict[str, object]:
@@ -237,7 +242,7 @@ class PrivatePredictionPlan(Plan):
             settings.max_tokens,
             settings.temperature,
             0 if settings.candidates == "all" else settings.k,
-            stop=self.template.template.stop,
+            stop=self.stop,
             schema=None if self.form is None else self.form.schema,
         )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.schema.schema import Form
-from dpray.engines.text import TextCodec, whole_sentences
+from dpray.engines.text import TextCodec, unquoted, whole_sentences
 from dpray.io.public_files import FewShot, check_public, read_few_shot, read_terms
 from dpray.io.template_file import About, Template, TextKey, read_template
 from dpray.methods.private_prediction.sections import sections_of
@@ -100,10 +100,10 @@ class PromptTemplate:
 
     def released(self, completion: str, form: Form | None = None, *, is_cut: bool = False) -> str:
         """Make the text that is released from what was decoded. One that has a form is whole as it
-        is; of others, blanks around them and the sentence in which `max_tokens` cut them are left
-        out."""
-        if is_cut and form is None and self.template.texts["output"] == TEXTS["output"].default:
-            completion = whole_sentences(completion)
+        is; of others, blanks and quotation marks around them and the sentence in which `max_tokens`
+        cut them are left out."""
+        if form is None and self.template.texts["output"] == TEXTS["output"].default:
+            completion = unquoted((whole_sentences(completion) if is_cut else completion).strip())
         text = self.template.render("output", completion=completion)
         return text.strip() if form is None else text
 

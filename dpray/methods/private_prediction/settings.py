@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from dpray.config.sections import LARGEST, SMALLEST, Count, Positive, Section, TextSettings
 from dpray.methods.private_prediction.logits import Candidates, Clip
+
+StopString = Annotated[str, Field(min_length=1)]
 
 PAPER: Mapping[str, object] = {
     "batches": "disjoint", "batch_size": 255, "clip": "recentred", "clip_bound": 10.0,
@@ -126,6 +128,11 @@ class PrivatePredictionSettings(TextSettings):
         None,
         description="the most tokens in a row that a text may share with its public prompt, "
         "examples included, or with itself; for candidates top_k and top_k_plus; null: no bound",
+    )
+    stop: tuple[StopString, ...] = Field(
+        (),
+        description="strings that end a text, in addition to those of the template; a blank line "
+        "for texts of one paragraph: a small model comments on its text in the next one",
     )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
 

@@ -23,9 +23,11 @@ from dpray.methods.private_prediction.logits import (
     Rows,
     candidates,
     columns_of,
+    concatenated,
     dclip_sums,
     distribution_distances,
     even_if_not_finite,
+    halves,
     log_norms,
     probability_sums,
     recentred_sums,
@@ -95,16 +97,18 @@ class Step:
     def __init__(self, mechanism: PrivateToken, groups: Sequence[Group], looks: bool) -> None:
         assert len(groups) == 1 or not looks
         self.mechanism, self.groups, self.looks = mechanism, groups, looks
+        self.vocabulary = len(groups[0].public)
         # Whole numbers and the bits of others, which go to the device in one piece.
-        coins = np.array([group.coins[:2] for group in groups], dtype=np.int64).T
+        uniforms = halves(np.array([group.coins[:2] for group in groups], dtype=np.int64).T)
         noise = np.array([group.coins[2:] for group in groups], dtype=np.float64).T
         sizes = [0 if looks else len(group.highest) for group in groups]
         numbers = np.repeat(np.arange(len(groups)), sizes)
-        packed = np.concatenate([coins.ravel(), noise.ravel().view(np.int64), numbers])
-        *each_G, self.group_N = self._uploaded(packed).split([len(groups)] * 4 + [len(numbers)])
-        self.uniform_G1, self.if_sure_G1, noise_G1, threshold_G1 = (x[:, None] for x in each_G)
-        self.noise_G1 = noise_G1.view(torch.float64)
-        self.noisy_threshold_G1 = threshold_G1.view(torch.float64)
+        packed = np.concatenate([uniforms.ravel(), noise.ravel().view(np.int64), numbers])
+        G = len(groups)
+        sizes = [4 * G, 2 * G, len(numbers)]
+        uniforms, noise, self.group_N = self._uploaded(packed).split(sizes)
+        self.uniform_2G1, self.if_sure_2G1 = uniforms.view(2, 2, G, 1).unbind(1)
+        self.noise_G1, self.noisy_threshold_G1 = noise.view(torch.float64).view(2, G, 1)
 
     # Rows and public logits
 
@@ -116,8 +120,7 @@ class Step:
             return None, None
         if self.looks and (allowed_V := self.groups[0].allowed) is not None:
             return self._uploaded(np.flatnonzero(allowed_V)), None
-        V = len(self.groups[0].public)
-        everything = np.ones(V, dtype=bool)
+        everything = np.ones(self.vocabulary, dtype=bool)
         masks = [everything if each.allowed is None else each.allowed for each in self.groups]
         return None, self._uploaded(np.stack(masks))
 
@@ -126,8 +129,8 @@ class Step:
         """Return the private rows, cut to what the schema allows; the highest is NaN for a row that
         is not finite, by whatever token."""
         columns_A, allowed_GA = self.allowed
-        logits_NA = columns_of(_cat([each.private for each in self.groups]), columns_A)
-        highest_N = _cat([each.highest for each in self.groups])
+        logits_NA = columns_of(concatenated([each.private for each in self.groups]), columns_A)
+        highest_N = concatenated([each.highest for each in self.groups])
         if allowed_GA is not None:
             allowed_NA = allowed_GA.index_select(0, self.group_N)
             logits_NA = torch.where(allowed_NA, logits_NA, -torch.inf)
@@ -143,7 +146,7 @@ class Step:
     @cached_property
     def public_GA(self) -> torch.Tensor:
         columns_A, allowed_GA = self.allowed
-        public_GV = even_if_not_finite(_cat([group.public[None] for group in self.groups]))
+        public_GV = even_if_not_finite(concatenated([group.public[None] for group in self.groups]))
         public_GA = columns_of(public_GV, columns_A)
         return public_GA if allowed_GA is None else public_GA.masked_fill(~allowed_GA, -torch.inf)
 
@@ -152,7 +155,7 @@ class Step:
         """Return the public logits, with -inf for tokens that may not be drawn."""
         if not any(group.excluded for group in self.groups):
             return self.public_GA
-        excluded = np.zeros((len(self.groups), len(self.groups[0].public)), dtype=bool)
+        excluded = np.zeros((len(self.groups), self.vocabulary), dtype=bool)
         for mask_V, group in zip(excluded, self.groups, strict=True):
             mask_V[list(group.excluded)] = True
         excluded_GA = columns_of(self._uploaded(excluded), self.allowed[0])
@@ -233,7 +236,7 @@ class Step:
             case "recentred":
                 return means_GK
             case "dclip":
-                return self.log_public_GK.double() + means_GK
+                return means_GK.add_(self.log_public_GK)
 
     def private(self) -> torch.Tensor:
         """Return the exponents of a private draw (line 15)."""
@@ -246,19 +249,23 @@ class Step:
         return self.drawable_GA.double() / self.mechanism.public_temperature
 
     def draw(self) -> torch.Tensor:
-        """Return each group's token, as `token_of` does, times 4, plus 2 if the gate was open, plus
-        1 if the sparse vector said "near", of shape (G, 1), on the device."""
+        """Return each group's token, as `token_of` does, plus V + 1 if the sparse vector said
+        "near", plus twice as much if the gate was open, of shape (G, 1), on the device."""
         exponents_GA = _either(self.is_sure | self.is_near, self.public, self.private)
-        uniform_G1 = _either(self.is_sure, lambda: self.if_sure_G1, lambda: self.uniform_G1)
-        token_G1 = self.token_of(sample_softmax(exponents_GA, uniform_G1))
-        return 4 * token_G1 + (2 * self.is_sure + self.is_near)
+        uniform_2G1 = _either(self.is_sure, lambda: self.if_sure_2G1, lambda: self.uniform_2G1)
+        drawn_G1 = self.token_of(sample_softmax(exponents_GA, uniform_2G1))
+        for answer, times in ((self.is_near, 1), (self.is_sure, 2)):
+            if answer is not False:
+                drawn_G1 = torch.add(drawn_G1, answer, alpha=times * (self.vocabulary + 1))
+        return drawn_G1
 
     def token_of(self, index: torch.Tensor) -> torch.Tensor:
-        """Return the tokens of the drawn columns; -1 if a group had no token to draw."""
+        """Return the tokens of the drawn columns; V if a group had no token to draw."""
         is_free = self.is_sure is True or self.is_near is True
         for columns in (None if is_free else self.candidates[0], self.allowed[0]):
             if columns is not None:
-                index = columns[index].where(index >= 0, -1)
+                none = columns.new_full((1,), self.vocabulary)
+                index = torch.cat([columns, none])[index.clamp(max=len(columns))]
         return index
 
     def _with_parts(
@@ -290,7 +297,7 @@ def draw_private(
     group = Group(logits_SV, highest(logits_SV), logits_public_V, Coins())
     ungated = replace(mechanism, threshold=None, noise=None, sure_probability=None)
     step = Step(ungated, [group], looks=logits_SV.is_cpu)
-    uniforms = torch.from_numpy(rng.integers(2**62, size=(1, math.prod(draws))))
+    uniforms = torch.from_numpy(halves(rng.integers(2**62, size=(1, math.prod(draws)))))
     index = sample_softmax(step.private(), uniforms.to(logits_SV.device))
     return step.token_of(index).view(draws)
 
@@ -303,11 +310,7 @@ def draw(mechanism: PrivateToken, groups: Sequence[Group]) -> torch.Tensor:
     public, looks = groups[0].public, groups[0].public.is_cpu
     most = 1 if looks else max(1, GROUP_TILE // len(public))
     pieces = (groups[i : i + most] for i in range(0, len(groups), most))
-    return _cat([Step(mechanism, piece, looks).draw() for piece in pieces])
-
-
-def _cat(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return concatenated([Step(mechanism, piece, looks).draw() for piece in pieces])
 
 
 def _either(

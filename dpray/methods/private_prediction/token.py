@@ -95,7 +95,8 @@ class PrivateTokenSelector:
         if self.t >= self.mechanism.private_tokens:
             return Selected(None)
         group = self._group(logits, self._coins())
-        return HostSync(group, _draw_by(self.mechanism), self._after_draw)
+        after = partial(self._after_draw, len(logits.public))
+        return HostSync(group, _draw_by(self.mechanism), after)
 
     def _coins(self) -> Coins:
         """Draw what the position may need, in the order in which it is needed. A coin that is not
@@ -113,10 +114,10 @@ class PrivateTokenSelector:
         uniform = int(self.rng.integers(2**62))
         return Coins(uniform, uniform_if_sure, noise, self.noisy_threshold)
 
-    def _after_draw(self, drawn: torch.Tensor) -> Selected:
-        token, answers = divmod(int(drawn), 4)
+    def _after_draw(self, vocabulary: int, drawn: torch.Tensor) -> Selected:
+        answers, token = divmod(int(drawn), vocabulary + 1)
         is_sure, is_near = answers & 2, answers & 1
-        if token < 0:
+        if token == vocabulary:
             raise ValueError("no finite logit to draw from")
         if is_sure and self.if_sure is not None:
             self.rng.bit_generator.state = self.if_sure

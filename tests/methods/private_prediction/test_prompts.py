@@ -59,6 +59,18 @@ def test_a_users_own_template(tmp_path: Path) -> None:
     assert template.released(" {x} ") == "( {x} )"
 
 
+def test_a_text_in_quotation_marks_is_released_without_them(tmp_path: Path) -> None:
+    """Marks within a text stay, and those of a template that writes around its completion."""
+    texts = load_template("texts")
+    for completion in (' "It is lost."\n', " “It is lost.”", " „It is lost.“", " It is lost."):
+        assert texts.released(completion) == "It is lost."
+    assert texts.released(' "Yes." "No."') == '"Yes." "No."'
+    assert texts.released(' "It is lost. Wh', is_cut=True) == '"It is lost.'
+    path = tmp_path / "own.yaml"
+    path.write_text("user: '{text}'\noutput: '({completion})'\n")
+    assert load_template(str(path)).released('"x"') == '("x")'
+
+
 def test_examples_have_a_form_of_their_own_or_an_empty_line_between_them(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     few_shot = FewShot({None: ["one", "{two}"]}, 2)
