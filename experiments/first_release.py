@@ -79,7 +79,7 @@ SETS = {
     ),
     "german": Data("tweets, German", "tweets about politics", language="German"),
     "chinese": Data(
-        "headlines, Chinese", "headlines of news", language="Chinese",
+        "headlines, Chinese", "headlines of news", 10, language="Chinese",
         label_about={"0": "finance", "1": "real estate", "2": "stocks", "3": "education",
                      "4": "science", "5": "society", "6": "politics", "7": "sports",
                      "8": "games", "9": "entertainment"},
@@ -169,7 +169,7 @@ def measure(data: str, method: str) -> None:
         if way == "about":
             if not floor.exists():
                 dpray("preview", str(config), asked, "--records", str(number), "--write")
-            found["floor"] = figures(rows(floor), test[:400])
+            found["floor"] = figures(rows(floor)[: len(records)], test[:400])
             found["real"] = figures(private[: len(records)], test[:400])
             some = records[:: max(1, len(records) // EXAMPLES)][:EXAMPLES]
             found["examples"] = [" ".join(row["text"].split())[:LONGEST_EXAMPLE] for row in some]
