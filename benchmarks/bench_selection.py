@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.bench_lockstep import DCLIP, RECENTRED
-from dpray.engines.base import Selected, select_tokens
+from dpray.engines.base import GroupLogits, Selected, select_tokens
 from dpray.engines.finite_rows import FiniteRows, highest, remember_together
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.mechanism import PrivateToken
@@ -134,7 +134,7 @@ def counts(way: str, groups: int, rows: int, vocabulary: int) -> Counts:
         highest_GS = remember_together(finite, [highest_S[:-1] for highest_S in highest_N])
         ends = select_tokens(
             [
-                selector.select(own_SV[:-1], highest_S, own_SV[-1])
+                selector.select(GroupLogits(own_SV[:-1], highest_S, own_SV[-1]))
                 for selector, own_SV, highest_S in zip(chosen, parts_NV, highest_GS, strict=True)
             ]
         )

@@ -54,6 +54,10 @@ class Terminal(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
+    def plain(self, text: str) -> None:
+        """Print the text as it is, without colours, and leave its lines to the terminal."""
+        self.print(text, highlight=False, soft_wrap=True)
+
     def note(self, word: str, style: str, text: str) -> None:
         """Print `word: text` in one line, the word in a style."""
         self.print(Text(word, style), text, sep=": ", soft_wrap=True)

@@ -15,7 +15,7 @@ from dpray.io.near_labels import spelled
 from dpray.terminal import Terminal, progress_bar, titled_table
 from dpray.types import InputError, Json
 
-FEW = 0.25
+FEW_OF_ASSUMED = 0.25
 """A label with a smaller part of its assumed rows is worth a word."""
 
 DECODE = "decode them in the file first, in Python by base64.b64decode(text).decode()"
@@ -182,7 +182,8 @@ def _of_shares(found: Json) -> list[str]:
         "with another label, leave it out (data.other_labels: skip), or say the shares that "
         "anybody may know by data.label_proportions"
         for name, count in found["labels"].items()
-        if (share := found["label_shares"].get(name, 0)) > 0 and count < FEW * share * total
+        if (share := found["label_shares"].get(name, 0)) > 0
+        and count < FEW_OF_ASSUMED * share * total
     ]
 
 

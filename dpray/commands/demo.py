@@ -97,10 +97,8 @@ def demo(
     account = present_account(config)
     show_run(parse_report(report), out, console, account, finished_before=before)
     _show_use(evaluation, console)
-    console.print(
-        f"The page with the evaluation, not for release if the data is real: {private_page}",
-        highlight=False,
-        soft_wrap=True,
+    console.plain(
+        f"The page with the evaluation, not for release if the data is real: {private_page}"
     )
 
 

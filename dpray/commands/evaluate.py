@@ -59,7 +59,7 @@ def show_evaluation(result: Json, path: Path) -> None:
         if part != "topics":
             console.print(titled_table(table.caption, table.columns, table.rows))
     for warning in result["warnings"]:
-        console.print(f"Note: {warning}.", highlight=False, soft_wrap=True)
+        console.plain(f"Note: {warning}.")
     console.print(
         f"Written to {path}, with {len(result['topics'])} topics and their shares",
         soft_wrap=True,

@@ -150,12 +150,10 @@ def init(
 def _show_next(target: Path, method: str, units: Sequence[str]) -> None:
     console = Terminal()
     if units:
-        console.print(
+        console.plain(
             "no --unit: each row is protected by itself. The header has what looks like a person "
             f"({listed_names(units)}): --unit COLUMN protects all rows of one together, --no-unit "
-            "says that each row is another person; --force writes the file again",
-            highlight=False,
-            soft_wrap=True,
+            "says that each row is another person; --force writes the file again"
         )
     console.print(f"{target}: read it, and correct what is wrong. Then:", soft_wrap=True)
     file, steps = shlex.quote(str(target)), []
@@ -170,7 +168,7 @@ def _show_next(target: Path, method: str, units: Sequence[str]) -> None:
         (f"run {file}", "charges the budget and makes the texts"),
     ]
     for command, words in steps:
-        console.print(f"  dpray {command}  # {words}", highlight=False, soft_wrap=True)
+        console.plain(f"  dpray {command}  # {words}")
 
 
 def _ask(question: str, default: str | None) -> str:

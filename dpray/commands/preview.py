@@ -65,21 +65,17 @@ def show_preview(found: Json, arguments: Sequence[str], console: Terminal) -> No
         line = f"{bits['per_byte']:.2f} bits for a byte of {bits['of']}"
         console.print(f"The model needs {line} (at most {bits['most']:g} if it knows it)")
     for name, line in found["run"].items():
-        console.print(f"The run, {name}: {line}", highlight=False, soft_wrap=True)
+        console.plain(f"The run, {name}: {line}")
     for each in found["advice"]:
         console.note("change", "yellow", each)
     if found["floor"] is not None:
         floor, run = shlex.quote(found["floor"]), shlex.quote(found["output"])
-        console.print(
+        console.plain(
             f"Written to {floor}. After the run: dpray evaluate --real FILE --synthetic {run} "
-            f"--floor {floor} --out {run}/private",
-            highlight=False,
-            soft_wrap=True,
+            f"--floor {floor} --out {run}/private"
         )
     else:
-        console.print(
+        console.plain(
             f"If they read like your kind of text: dpray run {shlex.join(arguments)}; "
-            "if not: docs/bad_texts.md",
-            highlight=False,
-            soft_wrap=True,
+            "if not: docs/bad_texts.md"
         )

@@ -64,7 +64,7 @@ def rehearse(
         typer.echo(json.dumps(rehearsed.summary()))
         return
     show_rehearsal(rehearsed, Terminal())
-    Terminal().print(f"  {folder / 'rehearsal.html'}", highlight=False, soft_wrap=True)
+    Terminal().plain(f"  {folder / 'rehearsal.html'}")
 
 
 def show_rehearsal(rehearsed: Rehearsal, console: Terminal) -> None:

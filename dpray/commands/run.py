@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:  # `--help` does not wait for Ray.
     failures, cluster = Late("dpray.runs.failures"), Late("dpray.workers.cluster")
 
-LOOKED_AT, MANY = 1000, 0.2
+TEXTS_LOOKED_AT, MANY = 1000, 0.2
 """After a run, so many texts are looked at; a share of them that is larger is worth a word."""
 
 
@@ -57,7 +57,7 @@ def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False
             finished_before=before,
         )
         if (bucket := loaded.output.copy_to) is not None:
-            console.print(f"Copied to {bucket}", highlight=False, soft_wrap=True)
+            console.plain(f"Copied to {bucket}")
 
 
 def run_with_progress(config: Config, as_json: bool = False) -> dict[str, object]:
@@ -125,7 +125,7 @@ def show_run(
         console.print(f"The table has {table.rows} rows{left_out}")
         files[1:1] = TABLES
     for name in files:
-        console.print(f"  {folder / name}", highlight=False, soft_wrap=True)
+        console.plain(f"  {folder / name}")
     if report.table is None and (found := advice(folder, report.method)) is not None:
         console.note("To try", "yellow", found)
 
@@ -146,7 +146,7 @@ def advice(folder: Path, method: Mapping[str, object]) -> str | None:
     path = folder / "synthetic.jsonl"
     if not path.exists():
         return None
-    rows = [row for _, row in islice(read_rows(str(path)), LOOKED_AT)]
+    rows = [row for _, row in islice(read_rows(str(path)), TEXTS_LOOKED_AT)]
     texts = [str(row["text"]) for row in rows]
     if (cut := cut_advice(cut_share(rows), method)) is not None:
         return cut

@@ -78,4 +78,4 @@ def _show(file: ServeFile, url: str, console: Terminal) -> None:
             f'  client.embeddings.create(model="{file.embedder_name}", input=["...", "..."])'
         )
     lines += ["", f"KEY: {key}. Health: {_endpoints(file, url)['health']}"]
-    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    console.plain("\n".join(lines))

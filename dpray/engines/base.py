@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from dpray.engines.finite_rows import highest
 from dpray.engines.schema.schema import Schema
@@ -102,36 +102,29 @@ class Failed:
 Selection: TypeAlias = HostSync | Selected | Failed
 
 
+class GroupLogits(NamedTuple):
+    """The logits of a group's rows at one position, of the tokens that the model can read:
+    `private` of shape (S, V), `public` of shape (V,). `highest` has the highest logit of each
+    private row, float32: NaN for a row that is not finite, or once was not in this text. Such a row
+    counts for nothing."""
+
+    private: torch.Tensor
+    highest: torch.Tensor
+    public: torch.Tensor
+
+
 class TokenSelector(Protocol):
-    """Chooses the next token of a group.
+    """Chooses the next token of a group."""
 
-    Logits are those of the tokens that the model can read. `highest_S` has the highest logit of
-    each private row, float32: NaN for a row that is not finite, or once was not in this text. Such
-    a row counts for nothing.
-    """
-
-    def add(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> None:
+    def add(self, logits: GroupLogits) -> None:
         """Add up a part of the group's rows. An engine that cannot hold all of them computes them
         in parts, in any order, and calls this for each part of a position but the last."""
         ...
 
-    def select(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> Selection:
+    def select(self, logits: GroupLogits) -> Selection:
         """Select the token of this position, up to what the device computes for all groups of a
-        step.
-
-        `logits_private_SV` are the rows that `add` was not given, or none. It is called exactly
-        once for every position.
-        """
+        step. Of the private rows, `logits` has those that `add` was not given, or none. It is
+        called exactly once for every position."""
         ...
 
     def state(self) -> Json:
@@ -174,7 +167,8 @@ def select_token(
     `highest_S` is by default that of rows which were finite before."""
     if highest_S is None:
         highest_S = highest(logits_private_SV)
-    [end] = select_tokens([selector.select(logits_private_SV, highest_S, logits_public_V)])
+    logits = GroupLogits(logits_private_SV, highest_S, logits_public_V)
+    [end] = select_tokens([selector.select(logits)])
     if isinstance(end, Failed):
         raise end.error
     return end.token

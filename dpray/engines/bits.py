@@ -6,6 +6,7 @@ import math
 
 from dpray.engines.base import (
     Engine,
+    GroupLogits,
     HostSync,
     LockstepGroup,
     PlainPrompt,
@@ -42,21 +43,11 @@ class Reader:
     def __init__(self, tokens: list[int]) -> None:
         self._tokens, self._read, self._nats = tokens, 0, 0.0
 
-    def add(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> None:
+    def add(self, logits: GroupLogits) -> None:
         """There are no private rows."""
 
-    def select(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> Selection:
-        likely = logits_public_V.float().log_softmax(-1)[self._tokens[self._read]]
+    def select(self, logits: GroupLogits) -> Selection:
+        likely = logits.public.float().log_softmax(-1)[self._tokens[self._read]]
         return HostSync(likely, torch.stack, self._take)
 
     def _take(self, likely: torch.Tensor) -> Selected:

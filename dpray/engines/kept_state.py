@@ -28,13 +28,13 @@ else:
 SWITCHING = {"big_bird", "bigbird_pegasus"}
 """Architectures that switch their attention by the length of a text, for good."""
 
-TOKENS = "etaoinshrdlu"
+PUBLIC_WORDS = "etaoinshrdlu"
 """The words of the public texts: most tokenizers have a token for each of these letters."""
 
 SHORT, MIDDLE = 3, 100
 """The words of two public texts; two others are about as long as the model allows."""
 
-ROUNDING = 1e-3
+BATCH_ROUNDING = 1e-3
 """A public vector of norm 1 moves by less than this with the other texts of its batch."""
 
 
@@ -123,7 +123,7 @@ def stateless_pair(load: Callable[[str], C], model: str) -> tuple[C, C]:
                 )
     together = other.embed([short, middle, nearly])
     alone = np.concatenate([other.embed([text], batch_size=1) for text in (short, middle, nearly)])
-    if not np.abs(together - alone).max() <= ROUNDING:
+    if not np.abs(together - alone).max() <= BATCH_ROUNDING:
         raise InputError(
             f"embedder.model: {model} gives a public text another vector next to other texts of a "
             f"batch, by more than rounding; {take}"
@@ -132,4 +132,4 @@ def stateless_pair(load: Callable[[str], C], model: str) -> tuple[C, C]:
 
 
 def _public_text(words: int) -> str:
-    return " ".join(TOKENS[(i * i + i // 3) % len(TOKENS)] for i in range(words))
+    return " ".join(PUBLIC_WORDS[(i * i + i // 3) % len(PUBLIC_WORDS)] for i in range(words))

@@ -15,11 +15,11 @@ from dpray.engines.base import Engine, LockstepGroup, SelectorSpec
 from dpray.types import Prompt
 
 PREFILLED = 1024
-"""The tokens that are prefilled for a measurement, in rows of `ROW` tokens or fewer."""
+"""The tokens that are prefilled for a measurement, in rows of `ROW_TOKENS` tokens or fewer."""
 
-ROW = 128
+ROW_TOKENS = 128
 
-STEPS = 8
+DECODED_TOKENS = 8
 """The tokens that each row decodes for a measurement."""
 
 
@@ -59,7 +59,7 @@ def measure_rates(engine: Engine, rows: int, clock: Callable[[], float] = monoto
     Claim: the rates depend on no private row: the engine has seen none, and the prompts are made
     up. Proof: docs/privacy.md, section 7.6.
     """
-    length = max(1, min(ROW, engine.context_length // 2))
+    length = max(1, min(ROW_TOKENS, engine.context_length // 2))
     prompts = 0
 
     def took(number: int, words: int, tokens: int) -> tuple[float, int]:
@@ -78,10 +78,12 @@ def measure_rates(engine: Engine, rows: int, clock: Callable[[], float] = monoto
             pass
         return clock() - began, sum(map(len, rows)) + len(rows[0])
 
-    held = engine.rows_at_once(2 * length + STEPS + 1)
+    held = engine.rows_at_once(2 * length + DECODED_TOKENS + 1)
     seconds, tokens = took(min(max(1, PREFILLED // length), max(1, held - 1)), length, 1)
     at_once = max(1, min(rows, held - 1))
     one, _ = took(at_once, 1, 1)
-    several, _ = took(at_once, 1, 1 + STEPS)
+    several, _ = took(at_once, 1, 1 + DECODED_TOKENS)
     if seconds > 0 and several > one:
-        _measured[engine] = Rates(tokens / seconds, (at_once + 1) * STEPS / (several - one))
+        _measured[engine] = Rates(
+            tokens / seconds, (at_once + 1) * DECODED_TOKENS / (several - one)
+        )

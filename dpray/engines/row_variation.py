@@ -28,6 +28,7 @@ from dpray.engines.base import (
     Engine,
     EngineError,
     Following,
+    GroupLogits,
     HostSync,
     LockstepGroup,
     LockstepResult,
@@ -58,7 +59,7 @@ changes its tile, on Hopper, where the longest query of a pass has more than 64 
 for each query head of a key-value head."""
 SOME = 8
 """The rows of a group around the long row, and the groups next to its own."""
-ROW = "row"
+ROW_NAME = "row"
 """The name of the groups whose rows are compared."""
 LARGEST_SHARE = 0.05
 """The rounding of all rows of a batch together moves its average by at most this share of what one
@@ -72,7 +73,7 @@ WEIGHTS_ALONE = {"awq", "gptq", "hqq", "mxfp4"}
 
 BY_ROWS = {"token", "group", "tensor_group"}
 """Strategies of compressed-tensors whose scales are those of a row or of parts of it."""
-TOKENS = 1024
+LOGITS_COMPARED = 1024
 """The number of a row's logits that are compared, spread over the vocabulary."""
 
 
@@ -86,26 +87,16 @@ class RowProbe:
         self.public: list[list[float]] = []
         self.added: torch.Tensor | None = None
 
-    def add(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> None:
+    def add(self, logits: GroupLogits) -> None:
         """Keep the row: only a group of one row comes in parts, if the engine holds one at once."""
-        self.added = logits_private_SV[0]
+        self.added = logits.private[0]
 
-    def select(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> Selection:
-        first_V = logits_public_V if self.added is None else self.added
-        row_V = first_V if len(logits_private_SV) == 0 else logits_private_SV[0]
+    def select(self, logits: GroupLogits) -> Selection:
+        first_V = logits.public if self.added is None else self.added
+        row_V = first_V if len(logits.private) == 0 else logits.private[0]
         kept_2V = row_V.new_empty(2, len(row_V))
-        kept_2V[0], kept_2V[1] = row_V, logits_public_V
-        kept = kept_2V[:, :: max(1, len(row_V) // TOKENS)].float()
+        kept_2V[0], kept_2V[1] = row_V, logits.public
+        kept = kept_2V[:, :: max(1, len(row_V) // LOGITS_COMPARED)].float()
         return HostSync(kept, torch.stack, self._keep)
 
     def _keep(self, logits_2T: torch.Tensor) -> Selected:
@@ -226,7 +217,7 @@ def _decoded(engine: Engine, trial: _Trial) -> ReadOnlyJson:
     """Return the `RowProbe`'s state once the trial's own group is decoded."""
     groups = [trial.group, *trial.beside]
     with closing(engine.decode_lockstep(groups, trial.following)) as results:
-        return next(result.state for result in results if result.group_id == ROW)
+        return next(result.state for result in results if result.group_id == ROW_NAME)
 
 
 def _change(logits: list[list[float]], alone: list[list[float]], is_ahead: bool = False) -> float:
@@ -247,7 +238,7 @@ def _probed(
     prompts: tuple[tuple[int, ...], ...],
     public: tuple[int, ...],
     positions: int = POSITIONS,
-    name: str = ROW,
+    name: str = ROW_NAME,
 ) -> LockstepGroup:
     spec = SelectorSpec("dpray.engines.row_variation:RowProbe", {"token": public[-1]})
     return LockstepGroup(name, prompts, public, spec, positions)
@@ -294,7 +285,7 @@ def _of_long_row(engine: Engine, rows: int) -> Iterator[_Trial]:
     prefills = _prefills(engine)
 
     def following(result: LockstepResult) -> LockstepGroup | None:
-        return None if result.group_id == ROW else next(prefills, None)
+        return None if result.group_id == ROW_NAME else next(prefills, None)
 
     yield _Trial(_probed((first,), first, positions), (next(prefills),), following)
     shorter = _shorter(engine, max(1, min(SOME, engine.rows_at_once(len(first) + POSITIONS) - 1)))

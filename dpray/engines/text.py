@@ -357,18 +357,18 @@ def _codec_of_folder(
     return TextCodec(folder, max_model_len)
 
 
-CHARACTERS = 4
+CHARACTERS_A_TOKEN = 4
 """The characters that count as a token where the tokenizer is not here."""
 
 
 def token_counter(engine: EngineConfig) -> Callable[[Prompt], int]:
     """Return the function that counts a prompt's tokens, by the model's tokenizer if its files are
-    here and can be read, else by `CHARACTERS`."""
+    here and can be read, else by `CHARACTERS_A_TOKEN`."""
     if engine.is_local and is_at_hand(engine.model):
         with contextlib.suppress(InputError):  # a run says what is wrong
             codec = codec_of(engine.model, engine.max_model_len)
             return lambda prompt: len(codec.encode(prompt))
-    return lambda prompt: -(-len(prompt.system + prompt.user + prompt.prefix) // CHARACTERS)
+    return lambda prompt: -(-len(prompt.system + prompt.user + prompt.prefix) // CHARACTERS_A_TOKEN)
 
 
 def _do_without_torch() -> None:

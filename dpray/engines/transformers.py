@@ -25,6 +25,7 @@ from dpray.engines.base import (
     EngineError,
     Failed,
     Following,
+    GroupLogits,
     LockstepGroup,
     LockstepResult,
     OnCompletion,
@@ -58,7 +59,7 @@ from dpray.engines.text import TextCodec
 MOST_LANES = 8
 """The most groups that a GPU decodes side by side. With more rows a pass is no faster for each."""
 
-COLUMNS = 64
+COLUMN_STEP = 64
 """The tokens of a lane's row are a multiple of this: kernels of attention read masks so."""
 
 
@@ -138,7 +139,7 @@ class TransformersEngine(TextCodec):
     def _made_lanes(self, most: int, rows: int, tokens: int, capture: Capture) -> Lanes | None:
         """Make lanes of three quarters of the memory for KV caches, at most. What grows keeps the
         rest. All of it is decided by public numbers."""
-        columns = -(-tokens // COLUMNS) * COLUMNS
+        columns = -(-tokens // COLUMN_STEP) * COLUMN_STEP
         held = self._growing_rows(columns)
         count = min(most, (held - held // 4) // rows)
         made = lanes_for(self._model, count, rows - 1, columns, capture) if count else None
@@ -327,7 +328,9 @@ class TransformersEngine(TextCodec):
                 each = zip(texts.items(), rows_G, highest_GS, strict=True)
                 ends = select_tokens(
                     [
-                        text.selector.select(logits_NV[rows], highest_S, lanes.public.logits[lane])
+                        text.selector.select(
+                            GroupLogits(logits_NV[rows], highest_S, lanes.public.logits[lane])
+                        )
                         for (lane, text), rows, highest_S in each
                     ]
                 )
@@ -370,7 +373,7 @@ class TransformersEngine(TextCodec):
             with _selecting():
                 its_rows = slice(done, done := done + len(part))
                 highest_S = text.finite_parts.remember(highest(added), its_rows)
-                text.selector.add(added, highest_S, public_V)
+                text.selector.add(GroupLogits(added, highest_S, public_V))
 
     def _note(self, text: Text, token: int | None) -> None:
         if token is None:

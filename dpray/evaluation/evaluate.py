@@ -19,7 +19,7 @@ from dpray.evaluation import NOT_FOR_RELEASE
 from dpray.evaluation.columns import compare_columns, other_types
 from dpray.evaluation.copies import compare_copies, compare_replays, in_words
 from dpray.evaluation.downstream import Embedded, compare_downstream
-from dpray.evaluation.fidelity import DRAW, FEW, compare_fidelity
+from dpray.evaluation.fidelity import DRAW, FEWEST_RECORDS, compare_fidelity
 from dpray.evaluation.texts import Parse, compare_lengths, compare_topics, parsed_record, structure
 from dpray.io.columns import MOST_LETTERS, MOST_NAMES, cut_advice, label_name
 from dpray.io.near_labels import nearest, spelled
@@ -62,8 +62,8 @@ def evaluate(
     ones, in their order; without `units` each record is one. `words` splits a text into words for
     the terms of topics.
 
-    Raises InputError for a set that is empty, too small (`FEW`), has only one label, or shares no
-    label with the real records, and if all real texts are the same.
+    Raises InputError for a set that is empty, too small (`FEWEST_RECORDS`), has only one label, or
+    shares no label with the real records, and if all real texts are the same.
     """
     given = {"real": real, "synthetic": synthetic, "train": train, "floor": floor}
     records = {name: rows for name, rows in given.items() if rows is not None}
@@ -224,8 +224,8 @@ def checked_sets(records: Sets) -> Sets:
         _check_sets(halves)
         named = {"synthetic": records["synthetic"], **halves}
     for name, rows in named.items():
-        if len(rows) < FEW:
-            raise InputError(f"{name} records: {len(rows)} are too few, it takes {FEW}")
+        if len(rows) < FEWEST_RECORDS:
+            raise InputError(f"{name} records: {len(rows)} are too few, it takes {FEWEST_RECORDS}")
     sets = dict(zip(SIDES, named.values(), strict=True))
     return sets | ({"floor": records["floor"]} if "floor" in records else {})
 

@@ -21,7 +21,7 @@ Scores = dict[str, float]
 DRAW = 5000
 """A draw for MAUVE takes at most this many records a side (Xie et al. 2024, Appendix B.4)."""
 
-FEW = 8
+FEWEST_RECORDS = 8
 """The fewest records a side that can be measured."""
 
 SCALING = 5.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -43,7 +43,7 @@ from dpray.types import InputError, Json, OnProgress, ReadOnlyJson, no_progress,
 
 EVALUATION = "evaluation.json"
 
-RUN = "run.json"
+RUN_FILE = "run.json"
 
 TEXT, LABEL = "text", "label"
 """The columns of a release, whatever the columns of its data are named."""
@@ -135,7 +135,8 @@ def evaluate_files(
         result["columns"] = compare_attributes(sets, _named(attributes, listed), settings.seeds)
     result["warnings"] += embedder_advice(settings.embedder, language, "--embedder")
     result["personal_data"] = find_patterns((text for text, _ in sets["synthetic"]), language)
-    cut = cut_share(_rows_of_files(settings.synthetic, "--synthetic"))
+    synthetic = _files(settings.synthetic, "--synthetic")
+    cut = cut_share(row for file in synthetic for _, row in read_rows(file))
     result["summary"] = verdict(result, cut, config.get("method") or {})
     result |= {"embedder": settings.embedder, "files": paths}
     if settings.out is not None:
@@ -148,7 +149,9 @@ def evaluate_files(
 def _config_of_run(folder: Path) -> Json:
     """Return the public configuration of a run by its folder or its records, {} for other files."""
     folder = folder.parent if folder.name == RECORDS else folder
-    return (read_json(folder / RUN).get("config") or {}) if (folder / RUN).is_file() else {}
+    return (
+        (read_json(folder / RUN_FILE).get("config") or {}) if (folder / RUN_FILE).is_file() else {}
+    )
 
 
 def _with_columns_of(
@@ -251,12 +254,6 @@ def listed_columns(names: str, key: str = "--attributes") -> list[str]:
     return columns
 
 
-def _rows_after(
-    rule: str | None, rows: Iterable[tuple[Where, FileRow]]
-) -> Iterable[tuple[Where, FileRow]]:
-    return rows if rule is None else (each for each in rows if after(rule).keeps(each[1], each[0]))
-
-
 def read_labelled(
     path: str,
     key: str,
@@ -270,14 +267,16 @@ def read_labelled(
     rows that the `rule`, of the form of `data.after`, does not keep. `further` gets the row of each
     record."""
     released = Path(path) / RECORDS
-    if (Path(path) / RUN).exists() and not released.exists():
+    if (Path(path) / RUN_FILE).exists() and not released.exists():
         raise InputError(f"{key}: {path}: a run's folder without {RECORDS}, not finished")
-    if released.exists() and (Path(path) / RUN).exists() and key == "--synthetic":
+    if released.exists() and (Path(path) / RUN_FILE).exists() and key == "--synthetic":
         # Columns of a table may be named like the release's own: `text` and `label`.
         read_text = partial(text_of, column=TEXT)
     records: list[Labelled] = []
     for file in _files(path, key):
-        for where, row in _rows_after(rule, read_rows(file, form)):
+        for where, row in read_rows(file, form):
+            if rule is not None and not after(rule).keeps(row, where):
+                continue
             if not records and key in ("--synthetic", "--floor"):
                 read_text = _own_text(row, read_text, where)
                 label = label if _has(row, label, where) or LABEL not in row else LABEL
@@ -296,10 +295,6 @@ def read_labelled(
 def _files(path: str, key: str) -> Sequence[str]:
     released = Path(path) / RECORDS
     return list_files(str(released) if released.exists() else path, key)
-
-
-def _rows_of_files(path: str, key: str) -> Iterator[dict[str, object]]:
-    return (row for file in _files(path, key) for _, row in read_rows(file, AS_RECOGNISED))
 
 
 def _own_text(row: dict[str, object], read_text: TextOf, where: Where) -> TextOf:

@@ -18,15 +18,16 @@ from dpray.io.near_labels import COMMA, nearest, spelled, spelled_list
 from dpray.io.table import messages_of, role_of
 from dpray.types import InputError
 
-FEW = 50
+FEW_VALUES = 50
 """So many values are not suspected to be texts."""
 
-SHORT, LONG, OFTEN = 40, 120, 3
-"""A value of at most SHORT characters is shown. One of at most LONG is if OFTEN rows have it."""
+SHORT_VALUE, LONG, OFTEN = 40, 120, 3
+"""A value of at most SHORT_VALUE characters is shown. One of at most LONG is if OFTEN rows have
+it."""
 
 TYPE = "type"
 
-MOST = 2000
+MOST_VALUES = 2000
 """More values than this are texts, and are not kept."""
 
 
@@ -37,7 +38,7 @@ class NameTally:
         self.known, self.counts, self.too_many = known, Counter[str](), False
 
     def add(self, name: str) -> None:
-        if name in self.known or name in self.counts or len(self.counts) < MOST:
+        if name in self.known or name in self.counts or len(self.counts) < MOST_VALUES:
             self.counts[name] += 1
         else:
             self.too_many = True
@@ -47,19 +48,19 @@ class NameTally:
         """Return the numbers of the values that are not known, the most common first, but of those
         that may be texts. None if most of them are: half of them occur once or so."""
         found = {name: n for name, n in self.counts.most_common() if name not in self.known}
-        if self.too_many or (len(found) > FEW and sum(found.values()) < 2 * len(found)):
+        if self.too_many or (len(found) > FEW_VALUES and sum(found.values()) < 2 * len(found)):
             return None
         return {name: n for name, n in found.items() if _may_be_shown(name, n)}
 
     @property
     def hidden(self) -> int:
-        """Return how many other values are not shown; at least MOST if they were too many."""
+        """Return how many other values are not shown; MOST_VALUES or more if they were too many."""
         others = {*self.counts} - {*self.known}
         return len(others) - len(self.others or ())
 
 
 def _may_be_shown(name: str, count: int) -> bool:
-    return len(name) <= SHORT or (len(name) <= LONG and count >= OFTEN)
+    return len(name) <= SHORT_VALUE or (len(name) <= LONG and count >= OFTEN)
 
 
 class Difference(TypedDict):
@@ -100,7 +101,7 @@ class LabelCheck:
             known = self.known[name]
             if isinstance(value, Label) and is_of_other_type(value, known, column, where):
                 self.of_other_type[name] = value, self.of_other_type.get(name, (value, 0))[1] + 1
-        elif isinstance(value, Label) and len(self.values) < MOST:
+        elif isinstance(value, Label) and len(self.values) < MOST_VALUES:
             self.values[name] = value
 
     @property

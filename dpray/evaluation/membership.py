@@ -21,7 +21,7 @@ from dpray.evaluation import NOT_FOR_RELEASE
 from dpray.evaluation.copies import NGRAM, nearest_cosine, shared_words
 from dpray.types import InputError, Json
 
-FEW = 100
+FEWEST_RECORDS = 100
 """A false-positive rate of 1 % takes at least this many records a side."""
 
 FALSE_POSITIVES = 0.01
@@ -71,8 +71,8 @@ def check_numbers(
 ) -> None:
     """Raise InputError for fewer than 100 records a side or no synthetic text."""
     for name, texts in (("members", members), ("non-members", non_members)):
-        if len(texts) < FEW:
-            raise InputError(f"{name}: too few records, it takes {FEW}")
+        if len(texts) < FEWEST_RECORDS:
+            raise InputError(f"{name}: too few records, it takes {FEWEST_RECORDS}")
     if not synthetic:
         raise InputError("synthetic records: there are none")
 

@@ -36,7 +36,7 @@ from dpray.runs.plan import Plan, TokenLimit
 from dpray.types import InputError, Json, OnProgress, Progress, no_progress
 from dpray.workers.rows import data_files, to_row
 
-MOST_REASONS, MOST_ROWS = 40, 10
+MOST_REASONS, MOST_PLACES = 40, 10
 """The most errors that are listed, and the most rows for each of them."""
 
 TEXTS_AT_ONCE = 1000
@@ -54,7 +54,7 @@ MOST_CUT = 0.05
 ROUND = 64
 """Proposed numbers of tokens are multiples of this: a round number tells less about the rows."""
 
-WHOLE = 0.9
+READ_WHOLE = 0.9
 """Proposed texts are as long as this share of the records is at most."""
 
 SHARES = {"shortest": 0.0, "half": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1.0}
@@ -176,7 +176,7 @@ class Tally:
         if reason not in self.reasons and len(self.reasons) >= MOST_REASONS:
             reason = "other errors"
         self.reasons[reason] += 1
-        if where is not None and len(self.places[reason]) < MOST_ROWS:
+        if where is not None and len(self.places[reason]) < MOST_PLACES:
             self.places[reason].append(str(where))
 
     def summary(self) -> Json:
@@ -273,7 +273,7 @@ class Tally:
         lengths = self.tokens[limits[0].key] if limits else Counter[int]()
         if not lengths or self.plan.texts_of(now) is None:
             return []
-        whole = math.ceil(_length(lengths, WHOLE) / ROUND) * ROUND
+        whole = math.ceil(_length(lengths, READ_WHOLE) / ROUND) * ROUND
         tried = sorted({now, ROUND, max(ROUND, whole // 2 // ROUND * ROUND), whole})
         return [
             {"tokens": n, "longer": cut(lengths, n), "texts": self.plan.texts_of(n) or 0}

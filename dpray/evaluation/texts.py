@@ -21,7 +21,7 @@ from dpray.types import InputError, Json
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 TOPICS = 10
-TERMS = 6
+TOPIC_TERMS = 6
 
 MIN_RECORDS = 3
 """A term occurs in at least this many records: a name in a single record is not shown."""
@@ -74,7 +74,7 @@ def compare_topics(
     """
     pooled = [text for side in texts for text in side]
     topic_of, means = clusters_of(np.vstack(vectors), max(1, min(TOPICS, len(pooled) // 10)))
-    terms = class_terms(pooled, topic_of, len(means), TERMS, MIN_RECORDS, words)
+    terms = class_terms(pooled, topic_of, len(means), TOPIC_TERMS, MIN_RECORDS, words)
     parts = np.split(topic_of, np.cumsum([len(side) for side in texts])[:-1])
     made, other, real = (np.bincount(part, minlength=len(means)) / len(part) for part in parts)
     return [

@@ -32,7 +32,7 @@ PERSON = re.compile(
 )
 """Matches the beginning of a word that means a person."""
 
-OTHER = re.compile(
+NO_PERSON = re.compile(
     r"type|status|kind|class|category|segment|group|tier|level|age|gender|sex|race|country|"
     r"region|city|state|zip|language|lang|locale|count|total|rating|score|satisfaction|"
     r"sentiment|since|date|time|created|updated|feedback|comment|comments|message|text|note|"
@@ -50,7 +50,7 @@ def looks_like_person(column: str) -> bool:
     about = [part for part in parts if PERSON.match(part) or part == "subject"]
     if about == ["subject"] and "id" not in parts:  # of a mail
         return False
-    return bool(about) and not any(map(OTHER.fullmatch, parts))
+    return bool(about) and not any(map(NO_PERSON.fullmatch, parts))
 
 
 class People:

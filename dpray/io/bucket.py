@@ -33,7 +33,7 @@ BUCKETS = ("s3://", "gs://")
 DIGITS = 16
 """Hexadecimal digits of a digest."""
 
-AT_ONCE = 8
+FILES_AT_ONCE = 8
 """Files that are fetched at once."""
 
 MODEL_FILES = ("config.json", "adapter_config.json", "modules.json")
@@ -121,7 +121,7 @@ def look(model: str, key: str, connect: Connect | None = None) -> BucketFolder:
         names = sorted(str(name) for name in sizes if is_of_model(name))
         if not {*MODEL_FILES} & {*names}:
             raise _not_whole(key, uri, "config.json")  # before each file of a bucket is asked for
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             tags = list(pool.map(lambda name: _tag(filesystem, f"{root}/{name}"), names))
         missing = _missing_shard(filesystem, root, names)
     except FileNotFoundError:
@@ -164,7 +164,7 @@ def fetch(folder: BucketFolder, into: Path, key: str) -> None:
             raise Resumable(f"{key}: {folder.uri}/{file.name} broke off; try again")
 
     try:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             for _ in pool.map(copy, folder.files):
                 pass
     except (OSError, pyarrow.ArrowException) as error:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dpray.io.formats import base_name
 from dpray.types import InputError
 
-LOOKED_AT = 512
+FIRST_BYTES = 512
 """Bytes that are looked at."""
 
 POINTERS = {

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from unicodedata import category, name
 
+from dpray.io.file_list import READ_BYTES
 from dpray.io.formats import FileFormat, kind_of
-from dpray.io.records import READ_BYTES, open_content, read_file_header
+from dpray.io.records import open_content, read_file_header
 from dpray.io.text_files import START, UTF_8, UTF_8_MARK, encoding_of, has_nulls
 
 ENCODINGS = {
@@ -52,7 +53,7 @@ WESTERN = (
     "äöüß", "àâæçéèêëîïôœùûüÿ", "áéíñóúü", "áâãàçéêíóôõúü", "àèéìíîòóùú", "æøåé", "åäöé",
     "éëïöüèó", "áéíóúýþæöð", "àçèéíïòóúü",
 )  # fmt: skip
-OTHERS = {
+NOT_WESTERN = {
     "cp1250": (
         "áčďéěíňóřšťúůýž", "áäčďéíľňóôšťúýž", "ąćęłńóśźż", "áéíóöőúüű", "ăâîşţ", "čćđšž",
     ),
@@ -162,15 +163,18 @@ def _is_common(sign: str, encoding: str, ranges: Iterable[tuple[int, int]]) -> b
 
 
 def is_western(sample: bytes) -> bool:
-    """Return whether bytes are surely in cp1252: with all encodings of `OTHERS` they have the same
-    western European letters, or these are of one language, and make no language with the others."""
+    """Return whether bytes are surely in cp1252: with all encodings of `NOT_WESTERN` they have the
+    same western European letters, or these are of one language, and make no language with the
+    others."""
     if (text := decoded(sample, "cp1252")) is None:
         return False
     words = _WORD.findall(text)
     if any(_odd(word, "cp1252") or (len(word) > 1 and _is_foreign(word)) for word in words):
         return False
-    others = {encoding: decoded(sample, encoding) for encoding in OTHERS}
-    rivals = [_share(other, OTHERS[e]) for e, other in others.items() if other not in (None, text)]
+    others = {encoding: decoded(sample, encoding) for encoding in NOT_WESTERN}
+    rivals = [
+        _share(other, NOT_WESTERN[e]) for e, other in others.items() if other not in (None, text)
+    ]
     if not rivals:
         return _share(text, ["".join(WESTERN)]) >= ENOUGH
     share = _share(text, WESTERN)

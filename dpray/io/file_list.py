@@ -64,7 +64,7 @@ REMEDIES = {
 }
 """Remedies for files that are not read, by the endings of their names."""
 
-TABLES = {
+TABLE_LOGS = {
     "_delta_log": (
         ".json",
         "a Delta table, whose files also have deleted rows; write one version of it to a file: "
@@ -174,7 +174,7 @@ def _refuse_table(filesystem: pyarrow.fs.FileSystem, root: str, where: str) -> N
     """Raise InputError for a folder of a table, a part of it, and a glob in it."""
     place = PurePosixPath(re.split("[*?]", root)[0])
     folders = [each for each in (place, *place.parents)[:4] if each.name]
-    for folder, (name, (ending, what)) in product(folders, TABLES.items()):
+    for folder, (name, (ending, what)) in product(folders, TABLE_LOGS.items()):
         log, found = FileSelector(f"{folder}/{name}", allow_not_found=True), []
         with suppress(OSError):  # above what may be read, a bucket may refuse to look
             found = filesystem.get_file_info(log)

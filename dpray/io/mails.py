@@ -23,7 +23,7 @@ from dpray.io.formats import FileFormat, FileRow, Scanned, Where, base_name
 from dpray.io.text_files import LONGEST_ROW, folder_label, too_long
 from dpray.types import InputError
 
-COLUMNS = ("subject", "from", "to", "date", "text")
+MAIL_COLUMNS = ("subject", "from", "to", "date", "text")
 
 _BETWEEN = re.compile(rb"From [^\n]*?\d\d:\d\d[^\n]*?\d{4}")
 """Matches the line before a mail in `.mbox`, by the time in it: a body may have "From " at the
@@ -117,10 +117,10 @@ def _row(where: Where, mail: bytes) -> FileRow | InputError:
 
 def _mail_row(where: Where, mail: EmailMessage) -> FileRow:
     written = {key.lower(): value for key, value in reversed([*mail.raw_items()])}
-    subject, sender, to, date = (_decoded(str(written.get(key, ""))) for key in COLUMNS[:-1])
+    subject, sender, to, date = (_decoded(str(written.get(key, ""))) for key in MAIL_COLUMNS[:-1])
     addresses = _addresses(sender)
     row = (subject, addresses[-1] if addresses else sender, ", ".join(_addresses(to)) or to)
-    return dict(zip(COLUMNS, (*row, _iso(date), _text(where, mail)), strict=True))
+    return dict(zip(MAIL_COLUMNS, (*row, _iso(date), _text(where, mail)), strict=True))
 
 
 def _decoded(header: str) -> str:

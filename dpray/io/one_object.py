@@ -15,7 +15,7 @@ from dpray.types import ReadOnlyJson
 
 AS_LINES = "records are lines of JSON, or an array"
 
-KEY = re.compile(r"[\w.$:@-]{1,60}")
+KEY_PATTERN = re.compile(r"[\w.$:@-]{1,60}")
 """Matches a key of a program, which is one word."""
 
 PANDAS = 'df.to_json("FILE.jsonl", orient="records", lines=True)'
@@ -30,7 +30,7 @@ def where_rows_are(found: ReadOnlyJson, form: FileFormat) -> str:
     if all(isinstance(each, list) for each in found.values()) and _are_columns(found.values()):
         return f"it has a list for each column; write it by {PANDAS}"
     names = [*_lists(found)]
-    if not names or form.keys is None or not all(map(KEY.fullmatch, names)):
+    if not names or form.keys is None or not all(map(KEY_PATTERN.fullmatch, names)):
         return AS_LINES
     if len(names) == 1:
         return f"set {form.keys}records={names[0]} to read the list in it"

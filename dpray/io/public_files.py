@@ -15,7 +15,7 @@ from dpray.io.formats import Where
 from dpray.io.records import read_rows
 from dpray.types import InputError
 
-LONGEST = 100_000
+LONGEST_EXAMPLE = 100_000
 """Characters of an example; no prompt has room for more."""
 
 
@@ -71,8 +71,10 @@ def read_few_shot(file: str | None, shown: int, private: str) -> FewShot:
                 text = text_of(row, "text", where)
             except InputError as error:
                 raise InputError(f"method.few_shot: {error}") from None
-            if len(text) > LONGEST:
-                raise InputError(f"method.few_shot: {where}: more than {LONGEST:,} characters")
+            if len(text) > LONGEST_EXAMPLE:
+                raise InputError(
+                    f"method.few_shot: {where}: more than {LONGEST_EXAMPLE:,} characters"
+                )
             if is_empty(text):
                 continue
             texts[None].append(text)

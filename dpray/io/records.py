@@ -25,10 +25,10 @@ import pyarrow.fs
 import pyarrow.parquet
 
 from dpray.io.columns import column_of, dotted_names, listed_names, varied_objects
-from dpray.io.content import LOOKED_AT, check_content
+from dpray.io.content import FIRST_BYTES, check_content
 from dpray.io.csv_files import last_row as last_csv_row
 from dpray.io.csv_files import open_csv, read_csv, titles_above
-from dpray.io.file_list import filesystem_of
+from dpray.io.file_list import READ_BYTES, filesystem_of
 from dpray.io.formats import (
     AS_RECOGNISED,
     ONE_TEXT,
@@ -45,7 +45,7 @@ from dpray.io.formats import (
     without_compression,
 )
 from dpray.io.hub import check_dataset
-from dpray.io.mails import COLUMNS, read_eml, read_mbox
+from dpray.io.mails import MAIL_COLUMNS, read_eml, read_mbox
 from dpray.io.sheets import read_sheet, sheet_columns
 from dpray.io.text_files import (
     LONGEST_ROW,
@@ -64,9 +64,7 @@ UNPACKED, TIMES = 1 << 30, 200
 """A compressed file may have this many bytes when it is unpacked, or this many times its own size;
 texts rarely shrink to a twentieth, but a few MB may unpack to more than a disk holds."""
 
-READ_BYTES = 1 << 20
-
-TAIL = 1 << 16
+TAIL_BYTES = 1 << 16
 """Bytes at the end of a file of CSV that tell its last row."""
 
 LOOKED_THROUGH = 256 << 20
@@ -98,12 +96,9 @@ places and lengths from the file and trusts them, and Arrow refuses a place befo
 
 
 def read_rows(path: str, form: FileFormat = AS_RECOGNISED) -> Iterator[tuple[Where, FileRow]]:
-    """Stream the rows of one file of `list_files`. But for a JSON array, memory does not grow with
-    the file.
-
-    Raises InputError that names the row for bytes that are not in the encoding, invalid JSON or a
-    short CSV line.
-    """
+    """Stream the rows of one file of `list_files`; memory grows with the file for a JSON array
+    only. Raises InputError that names the row for bytes that are not in the encoding, invalid JSON
+    or a short CSV line."""
     return read_part(FilePart(path, format=form))
 
 
@@ -151,15 +146,15 @@ def _last_bytes(stream: Any) -> bytes | None:
     than these, and None for one that is too long to be unpacked for them."""
     if not isinstance(stream, _Unpacked):
         size = stream.size()
-        begin = (size - TAIL) // 4 * 4
-        return stream.read_at(size - begin, begin) if size > TAIL else b""
+        begin = (size - TAIL_BYTES) // 4 * 4
+        return stream.read_at(size - begin, begin) if size > TAIL_BYTES else b""
     tail, size = b"", 0
     while found := stream.read(READ_BYTES):
         size += len(found)
         if size > LOOKED_THROUGH:
             return None
-        tail = (tail + found)[-TAIL:]
-    return tail[-size % 4 :] if size > TAIL else b""
+        tail = (tail + found)[-TAIL_BYTES:]
+    return tail[-size % 4 :] if size > TAIL_BYTES else b""
 
 
 def _with_varied(rows: Scanned) -> Scanned:
@@ -327,7 +322,7 @@ def open_content(file: str) -> Iterator[tuple[Content, Stream]]:
         filesystem, name = filesystem_of(file)
         kind, compression = kind_of(name), without_compression(name)[1]
         with filesystem.open_input_stream(name, compression=None) as raw:
-            check_content(file, raw.read(LOOKED_AT), compression or kind)
+            check_content(file, raw.read(FIRST_BYTES), compression or kind)
         if compression is None:
             stream = filesystem.open_input_file(name)
         elif compression == "zip":
@@ -445,9 +440,9 @@ def _header_of(file: str, kind: Content, stream: Stream, form: FileFormat) -> He
         case "txt":
             header = Header(["text", *folder_label(file)])
         case "eml":
-            header = Header([*COLUMNS, *folder_label(file)])
+            header = Header([*MAIL_COLUMNS, *folder_label(file)])
         case "mbox":
-            header = Header(COLUMNS)
+            header = Header(MAIL_COLUMNS)
         case _:
             assert_never(kind)
     return header

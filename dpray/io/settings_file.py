@@ -17,7 +17,7 @@ from dpray.types import CONTROL, InputError, did_you_mean, first_line
 M = TypeVar("M", bound=BaseModel)
 
 
-SIGNS = ("data.delimiter", "data.quote", "data.escape")
+SIGN_KEYS = ("data.delimiter", "data.quote", "data.escape")
 """After the file, a single character is the value of these keys as it is typed: YAML has a meaning
 for most of those that divide cells, such as `|`, `~` and `#`."""
 
@@ -43,13 +43,13 @@ def _setting(written: str) -> tuple[str, object]:
     key, sign, value = written.partition("=")
     if not sign:
         raise InputError(f"{written}: settings after the file are written key.sub=value")
-    if key in SIGNS and (len(value) == 1 or (key, value) == ("data.quote", "")):
+    if key in SIGN_KEYS and (len(value) == 1 or (key, value) == ("data.quote", "")):
         return key, value
     try:
         return key, parse_yaml(value)
     except ValueError as error:
         why = f"not a valid value: {first_line(error)}"
-        if key in SIGNS:
+        if key in SIGN_KEYS:
             why = "one character, as it is typed"
         elif value.startswith('"'):
             why = (

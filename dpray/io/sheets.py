@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 openpyxl = Late("openpyxl")
 
-MOST_ROWS = 1 << 20
+ROWS_OF_SHEET = 1 << 20
 """Rows of a sheet in Excel. A file may name any row, and those before it are taken for empty."""
 
 Cells = Sequence[object]
@@ -116,8 +116,8 @@ def _sheet_rows(name: str, sheet: Sheet | None) -> Iterator[tuple[int, Cells]]:
         except Exception as error:
             raise _not_a_sheet(Where(name, number + 1), error) from None
         number += 1
-        if number > MOST_ROWS:
-            raise InputError(f"{base_name(name)}: more than {MOST_ROWS:,} rows")
+        if number > ROWS_OF_SHEET:
+            raise InputError(f"{base_name(name)}: more than {ROWS_OF_SHEET:,} rows")
         while cells and cells[-1] is None:
             cells.pop()
         if cells:

@@ -34,9 +34,9 @@ from dpray.io.columns import looks_like_name
 from dpray.io.files import NOT_IN_URLS, disk_is_full, holds_secret, make_private, write_durably
 from dpray.types import InputError, did_you_mean
 
-ROWS = "rows.jsonl"
+ROWS_FILE = "rows.jsonl"
 
-AT_ONCE = 1000
+ROWS_FETCHED = 1000
 """Rows that are fetched at once: memory does not grow with the table."""
 
 PACKAGES = {
@@ -93,7 +93,7 @@ def take_snapshot(
     value of a row and none of the query, and OSError for a full disk.
     """
     asked = folder / sha256(f"{url}\0{query}".encode()).hexdigest()[:16]
-    file = asked / ROWS
+    file = asked / ROWS_FILE
     if file.exists():
         return file
     shutil.rmtree(folder, ignore_errors=True)
@@ -112,7 +112,7 @@ def take_snapshot(
 
 def _lines(engine: sa.Engine, query: str, needed: Mapping[str, str]) -> Iterator[str]:
     """Yield the query's rows as lines of JSON, a few at a time from a cursor of the server's."""
-    how = {"no_parameters": True, "stream_results": True, "yield_per": AT_ONCE}
+    how = {"no_parameters": True, "stream_results": True, "yield_per": ROWS_FETCHED}
     # Others ignore this option.
     how["postgresql_readonly"] = True
     with _without_words(), engine.connect() as connection:

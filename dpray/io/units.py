@@ -32,7 +32,7 @@ NO_VALUE = frozenset({
 """These stand for an empty cell, or for a formula without a value, in pandas, R, databases and
 spreadsheets: in small letters, and without the brackets or the minus around them."""
 
-WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.0*|,0)", re.ASCII)
+WHOLE_NUMBER = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.0*|,0)", re.ASCII)
 """A whole number with a point, or with a decimal comma."""
 
 SCIENTIFIC = re.compile(r"-?[0-9]\.[0-9]+[eE]-?[0-9]{1,3}", re.ASCII)
@@ -45,7 +45,7 @@ so."""
 THOUSANDS = re.compile(r"[0-9]{1,3}(?:([,.'\u2019])[0-9]{3})(?:\1[0-9]{3})*", re.ASCII)
 """A whole number with signs between its thousands: 1,234 or 1.234 or 1'234."""
 
-LEFT_OUT = "which is no unit; give such rows an id of their own, or leave them out"
+NO_UNIT = "which is no unit; give such rows an id of their own, or leave them out"
 EXPORT = "export the column as text, or as whole numbers"
 
 
@@ -66,7 +66,7 @@ def unit_name(value: object) -> str:
     if isinstance(value, str):
         return _of_text(value)
     if value is None:
-        raise ValueError(f"is null, {LEFT_OUT}")
+        raise ValueError(f"is null, {NO_UNIT}")
     if isinstance(value, Mapping | list | tuple):
         raise ValueError("holds no text and no number")
     return _of_number(value) if isinstance(value, float | Decimal) else str(value)
@@ -77,10 +77,10 @@ def _of_text(text: str) -> str:
         raise ValueError("is not valid Unicode")
     words = re.split(r"[\s_,;|<>()\[\]-]+", text.casefold())
     if not any(map(_shows, text)) or NO_VALUE.issuperset(filter(None, words)):
-        raise ValueError(f"has a cell without a value, {LEFT_OUT}")
+        raise ValueError(f"has a cell without a value, {NO_UNIT}")
     if ROUNDED.fullmatch(text.strip()):
         raise ValueError(f"holds a number that was rounded, as 1.2E+11 is; {EXPORT}")
-    if whole := WHOLE.fullmatch(text):
+    if whole := WHOLE_NUMBER.fullmatch(text):
         return _of_number(Decimal(whole[1] + whole[2]), has_lost_digits=True)
     if SCIENTIFIC.fullmatch(text) and (number := Decimal(text)) == number.to_integral_value():
         return _of_number(number, has_lost_digits=True)
@@ -97,7 +97,7 @@ def _of_number(number: float | Decimal, has_lost_digits: bool = False) -> str:
     """Return the name of a number with a decimal point. `has_lost_digits` if it is large and may
     have been a float."""
     if not math.isfinite(number):
-        raise ValueError(f"holds no number, {LEFT_OUT}")
+        raise ValueError(f"holds no number, {NO_UNIT}")
     if number != int(number):
         return str(number.normalize() if isinstance(number, Decimal) else number)
     if (has_lost_digits or isinstance(number, float)) and not -EXACT <= number <= EXACT:

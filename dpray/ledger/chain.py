@@ -20,7 +20,7 @@ from dpray.types import DATASET_NAME, DATASET_RULE, InputError, Json
 
 GENESIS = "0" * 64
 
-KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@=+-]{0,199}")
+KEY_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@=+-]{0,199}")
 CLASS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -33,7 +33,7 @@ from dpray.ledger.account import (
     new_account,
     raised_to,
 )
-from dpray.ledger.chain import CLASS_NAME, KEY, SHA256, Chain, Entry, check, check_public
+from dpray.ledger.chain import CLASS_NAME, KEY_PATTERN, SHA256, Chain, Entry, check, check_public
 from dpray.ledger.store import Store, is_transient
 from dpray.ledger.transaction import Seen, Tip, Transaction
 from dpray.types import Budget, BudgetRefused, DprayError, Json, LedgerConflict, LedgerError
@@ -144,7 +144,7 @@ class RunLedger(ABC):
         stated_for = privacy_unit, neighboring_relation
         new = None if new_budget is None else new_account(dataset, new_budget, *stated_for)
         for key, (event, asked) in charges.items():
-            check("a reservation's key", key, KEY)
+            check("a reservation's key", key, KEY_PATTERN)
             check_price(event, asked)
         return self.write(
             Transaction.reserve, dataset, charges, *stated_for, tuple(files), new, is_trial=is_trial
@@ -157,7 +157,7 @@ class RunLedger(ABC):
         or has failed, or if the run is committed.
         """
         own = tuple(dict.fromkeys(units))
-        check("an attempt's id", attempt_id, KEY)
+        check("an attempt's id", attempt_id, KEY_PATTERN)
         check_public("the name of a batch", own)
         self.write(Transaction.begin, charge_key, attempt_id, own)
 
@@ -173,7 +173,7 @@ class RunLedger(ABC):
         units = [unit for unit, _ in own]
         if len(set(units)) < len(units):
             raise LedgerConflict("a batch has one release, not two")
-        check("an attempt's id", attempt_id, KEY)
+        check("an attempt's id", attempt_id, KEY_PATTERN)
         check_public("the name of a batch", units)
         for _, sha256 in own:
             check("a file's SHA-256", sha256, SHA256)
@@ -186,7 +186,7 @@ class RunLedger(ABC):
         Returns True the first time; the first failure of a unit stands, and later ones answer
         False. Raises `AlreadyPublished`, and `LedgerConflict` for a committed run.
         """
-        check("an attempt's id", attempt_id, KEY)
+        check("an attempt's id", attempt_id, KEY_PATTERN)
         check("the name of an error's class", reason_class_name, CLASS_NAME)
         check_public("the name of a batch", [unit])
         return self.write(Transaction.fail, charge_key, unit, attempt_id, reason_class_name)
@@ -352,7 +352,7 @@ class Ledger(RunLedger):
         return {name: (tip.length, tip.head) for name, tip in dict(self._seen.tips).items()}
 
     def require_heads(self, heads: Heads) -> None:
-        """Write to no data set that does not hold these ends, which another process saw."""
+        """Take over the `chain_heads` of another process."""
         with self._one_writer:
             tips = self._seen.tips
             for name, (length, head) in heads.items():

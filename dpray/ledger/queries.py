@@ -15,7 +15,7 @@ from dpray.types import InputError, LedgerError, in_parts
 VERSION = 1
 """The version of the tables below. A ledger of another version is refused."""
 
-AT_ONCE = 500
+LOOKED_UP_AT_ONCE = 500
 """One statement looks up at most this many rows."""
 
 ROWS_AT_A_TIME = 2_000
@@ -106,7 +106,7 @@ def find_all(connection: sa.Connection, kind: str, keys: Iterable[str]) -> dict[
     """Return the entries of this kind with these keys, by key."""
     return {
         row.key: Entry(**row._mapping)
-        for part in in_parts(keys, AT_ONCE)
+        for part in in_parts(keys, LOOKED_UP_AT_ONCE)
         for row in connection.execute(_WITH_KEYS, {"kind": kind, "keys": part})
     }
 
@@ -122,7 +122,7 @@ def outcomes(
     connection: sa.Connection, charge_key: str, units: Iterable[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield kind, unit and payload of the entries that end these units; "" is the run itself."""
-    for part in in_parts(units, AT_ONCE):
+    for part in in_parts(units, LOOKED_UP_AT_ONCE):
         for row in connection.execute(_OUTCOMES, {"key": charge_key, "units": part}):
             yield row.kind, row.unit, row.payload
 
@@ -133,7 +133,7 @@ def begun(
     """Return the units that this attempt has begun."""
     return {
         unit
-        for part in in_parts(units, AT_ONCE)
+        for part in in_parts(units, LOOKED_UP_AT_ONCE)
         for (unit,) in connection.execute(
             _BEGUN, {"key": charge_key, "attempt": attempt, "units": part}
         )

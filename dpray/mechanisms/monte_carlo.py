@@ -34,7 +34,7 @@ Scores = npt.NDArray[np.float64]
 
 FEWEST_TRIALS = 200
 
-OTHERS = 20
+OTHER_RECORDS = 20
 """Number of records in the world without the unit."""
 
 MOST_THRESHOLDS = 400
@@ -222,9 +222,9 @@ def labels_target(histogram: LabelHistogram) -> Target:
     label, k = histogram.labels[0], histogram.records_per_unit
 
     def draw(with_unit: bool, trials: int) -> Scores:
-        counts = histogram.count([label] * (OTHERS + k * with_unit))
+        counts = histogram.count([label] * (OTHER_RECORDS + k * with_unit))
         released = histogram(np.tile(counts[:1], trials))
-        return laplace_scores((released - OTHERS)[:, None], k, histogram.scale)
+        return laplace_scores((released - OTHER_RECORDS)[:, None], k, histogram.scale)
 
     return Target("label histogram", f"{k} more of one label", histogram.dp_event, draw)
 
@@ -236,7 +236,7 @@ def attributes_target(histogram: PairHistograms) -> Target:
     touched_M = np.flatnonzero(histogram.count([record]))
 
     def draw(with_unit: bool, trials: int) -> Scores:
-        counts_M = histogram.count([record] * (OTHERS + k * with_unit))[touched_M]
+        counts_M = histogram.count([record] * (OTHER_RECORDS + k * with_unit))[touched_M]
         released = histogram(np.tile(counts_M, trials)).reshape(trials, m)
         # This sum is a sufficient statistic of Gaussian noise.
         summed: Scores = released.sum(axis=1, dtype=np.float64)[None]
@@ -249,7 +249,7 @@ def attributes_target(histogram: PairHistograms) -> Target:
 def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> Target:
     """Audit the votes; all records of the unit vote for the same text, in every iteration."""
     k, texts = votes.records_per_unit, np.eye(2, dtype=np.float32)
-    others, unit = np.tile(texts, (OTHERS // 2, 1)), np.tile(texts[:1], (k, 1))
+    others, unit = np.tile(texts, (OTHER_RECORDS // 2, 1)), np.tile(texts[:1], (k, 1))
 
     def draw(with_unit: bool, trials: int) -> Scores:
         private = np.concatenate([others, unit]) if with_unit else others

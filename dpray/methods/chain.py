@@ -34,7 +34,7 @@ from dpray.types import InputError, Json, RunFailed
 if TYPE_CHECKING:  # a plan needs no Ray
     from dpray.runs.session import Release, Session
 
-TERMS = "terms.jsonl"
+TERMS_FILE = "terms.jsonl"
 """The file in the first run's folder with the sequences of terms that it released."""
 
 
@@ -143,7 +143,7 @@ def make_plan(config: Config, settings: ChainSettings) -> ChainPlan:
     with keys_of(0):
         first = _plan_after(before, silent, settings.methods[0], share * epsilon)
     with TemporaryDirectory(prefix="dpray-") as folder, keys_of(1):
-        file = Path(folder, TERMS)
+        file = Path(folder, TERMS_FILE)
         write_records(file, _stand_ins(first))
         method = settings.methods[1].model_copy(update={"terms": str(file)})
         second = _plan_after(first.dp_event, config, method, epsilon)
@@ -217,10 +217,10 @@ def release(session: Session[Plan]) -> Release:
         )
         with run.opened():
             measured: Release = load_module(plan.first.settings.name, "release").release(run)
-        write_records(folder.root / TERMS, measured.records)
+        write_records(folder.root / TERMS_FILE, measured.records)
 
     # From here on the session is that of the second method.
-    session.plan = as_run(session, with_terms(plan.second, folder.root / TERMS))
+    session.plan = as_run(session, with_terms(plan.second, folder.root / TERMS_FILE))
     session.on_progress = lambda p: show(replace(p, activity=f"{two}: {p.activity}"))
     with keys_of(1):
         name = plan.second.settings.name

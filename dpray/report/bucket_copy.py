@@ -19,17 +19,17 @@ from pathlib import Path
 import pyarrow
 from pyarrow import fs
 
-from dpray.io.bucket import AT_ONCE, Connect, explained
+from dpray.io.bucket import FILES_AT_ONCE, Connect, explained
 from dpray.io.files import read_json, sha256_of
 from dpray.report.card import released_files
 from dpray.runs.folder import ReleaseFolder
 from dpray.types import InputError, Json, Resumable
 
-KEY = "output.copy_to"
+COPY_KEY = "output.copy_to"
 
 MARKER, CLAIM = "release.json", "run.json"
 
-READ_BYTES = 4 << 20
+COPIED_BYTES = 4 << 20
 
 
 def check_copy(folder: Path, uri: str, connect: Connect | None = None) -> None:
@@ -53,7 +53,7 @@ def _at(uri: str, connect: Connect | None, work: Callable[[fs.FileSystem, str], 
     try:
         work(*(connect or fs.FileSystem.from_uri)(uri))
     except (OSError, ValueError, RecursionError, pyarrow.ArrowException) as error:
-        raise explained(error, KEY, uri) from None
+        raise explained(error, COPY_KEY, uri) from None
 
 
 def _check_own(folder: Path, uri: str, filesystem: fs.FileSystem, root: str) -> None:
@@ -65,14 +65,16 @@ def _check_own(folder: Path, uri: str, filesystem: fs.FileSystem, root: str) -> 
     if there is None:
         name = root.partition("/")[0]
         if name and filesystem.get_file_info(name).type == fs.FileType.NotFound:
-            raise InputError(f"{KEY}: {uri}: there is no such bucket")
+            raise InputError(f"{COPY_KEY}: {uri}: there is no such bucket")
         found = filesystem.get_file_info(
             fs.FileSelector(root, allow_not_found=True, recursive=True)
         )
         if any(info.type == fs.FileType.File for info in found):
-            raise InputError(f"{KEY}: {uri} has other files; give an empty folder of the bucket")
+            raise InputError(
+                f"{COPY_KEY}: {uri} has other files; give an empty folder of the bucket"
+            )
     elif own is None or there.get("run_id") != own:
-        raise InputError(f"{KEY}: {uri} has the release of another run; give another folder")
+        raise InputError(f"{COPY_KEY}: {uri} has the release of another run; give another folder")
 
 
 def _copy(
@@ -86,13 +88,13 @@ def _copy(
     if marker is not None:
         filesystem.delete_file(f"{root}/{MARKER}")
     _put(filesystem, root, CLAIM, (folder / CLAIM).read_bytes())
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         for _ in pool.map(lambda name: _upload(filesystem, root, folder, name), names[1:]):
             pass
     # Two runs that began to copy at the same moment: the later claim is there, and the other ends.
     _check_own(folder, uri, filesystem, root)
     if _digests(folder, names) != files or not _sizes_are(filesystem, root, files):
-        raise Resumable(f"{KEY}: a file of {uri} changed while it was copied; try again")
+        raise Resumable(f"{COPY_KEY}: a file of {uri} changed while it was copied; try again")
     _put(filesystem, root, MARKER, json.dumps(whole, indent=2).encode() + b"\n")
 
 
@@ -130,4 +132,4 @@ def _upload(filesystem: fs.FileSystem, root: str, folder: Path, name: str) -> No
         open(folder / name, "rb") as source,
         filesystem.open_output_stream(f"{root}/{name}") as target,
     ):
-        shutil.copyfileobj(source, target, READ_BYTES)
+        shutil.copyfileobj(source, target, COPIED_BYTES)

@@ -71,7 +71,7 @@ def hub_license(given: str) -> str:
 
 CARD, CROISSANT, SHEET = "README.md", "croissant.json", "nist_sp_800_226.html"
 
-ROWS, TABLE = TABLES
+TABLE_ROWS, TABLE = TABLES
 
 FIELDS = {
     "text": "the synthetic text",
@@ -94,7 +94,7 @@ CROISSANT_TYPES = (
 )
 """Croissant's names of Arrow's types."""
 
-TERMS = """
+CROISSANT_TERMS = """
 citeAs column equivalentProperty extract field fileProperty fileObject fileSet format includes
 isLiveDataset jsonPath key md5 parentField path recordSet references regex repeated replace
 samplingRate separator source subField transform
@@ -110,7 +110,7 @@ CONTEXT = {
     "conformsTo": "dct:conformsTo",
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
     **{key: {"@id": f"cr:{key}", "@type": "@json"} for key in ("data", "examples")},
-    **{key: f"cr:{key}" for key in TERMS.split()},
+    **{key: f"cr:{key}" for key in CROISSANT_TERMS.split()},
 }
 """The context of Croissant 1.0, which every file of metadata begins with."""
 
@@ -221,7 +221,7 @@ def dataset_card(release: PublicRelease) -> str:
     configs = [{"config_name": "records", "data_files": RECORDS, "default": True}]
     if release.has_table:
         # `datasets` reads all configurations of a folder by one builder, here that of JSON.
-        configs.append({"config_name": "table", "data_files": ROWS})
+        configs.append({"config_name": "table", "data_files": TABLE_ROWS})
     header = DatasetCardData(
         pretty_name=release.name,
         language=code[:2] if (code := code_of(release.language)) else None,

@@ -11,7 +11,7 @@ from dpray.config.config import Config
 from dpray.engines.kv_cache import may_have_gpu
 from dpray.engines.model_path import is_at_hand, plain_name
 from dpray.engines.rates import Rates
-from dpray.engines.text import CHARACTERS, codec_of
+from dpray.engines.text import CHARACTERS_A_TOKEN, codec_of
 from dpray.io.files import read_json
 from dpray.types import InputError, Json
 
@@ -50,7 +50,10 @@ class Work:
         if self.train:
             words = f"about {self.train:,} to train; then {words}"
         if self.prefill and not (config.engine.is_local and is_at_hand(config.engine.model)):
-            words += f"; of the prompts {CHARACTERS} characters count as one, without the tokenizer"
+            words += (
+                f"; of the prompts {CHARACTERS_A_TOKEN} characters count as one, without the "
+                "tokenizer"
+            )
         return words
 
 

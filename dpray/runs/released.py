@@ -53,7 +53,7 @@ HIDDEN = "(a column)"
 """Stands for the name of a column that looks like a value."""
 
 MODELS = frozenset({"model", "embedder", "served_name"})
-FILES = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
+PUBLIC_FILE_KEYS = frozenset({"template", "few_shot", "vocabulary", "public", "terms"})
 """Keys of methods and of `public_inputs` whose values name public files."""
 
 
@@ -201,7 +201,7 @@ def redacted(value: object, key: str = "") -> Any:
         return [redacted(item) for item in value]
     if isinstance(value, str) and key in MODELS:
         return model_name(value)
-    return file_name(value) if isinstance(value, str) and key in FILES else value
+    return file_name(value) if isinstance(value, str) and key in PUBLIC_FILE_KEYS else value
 
 
 def model_name(model: str) -> str:

@@ -52,7 +52,7 @@ from dpray.workers import cluster
 from dpray.workers.accountant import AccountantClient
 from dpray.workers.engine import BuildEngine, living_nodes, resolve_gpus
 from dpray.workers.engine_pool import check_loads
-from dpray.workers.metrics import no_metrics, ray_metrics
+from dpray.workers.metrics import no_metrics, ray_exporter
 from dpray.workers.placement import placed
 from dpray.workers.rows import check_first_records
 
@@ -68,7 +68,7 @@ CONNECTION_KEYS = frozenset({
 """The keys by which the model is reached and fed: they shape no text."""
 
 
-MOST_SHOWN, SHORT = 5, 40
+MOST_SHOWN, SHORT_VALUE = 5, 40
 """An error shows so many keys that differ, and values of so many characters."""
 
 FORMAT = 3
@@ -141,11 +141,11 @@ class Run:
                 on_refusal.callback(engine.close)  # later its session does
             ledger = self._open_ledger()
             on_refusal.callback(ledger.close)
-            _ = self._time_to_expect  # what fails here costs nothing yet
+            time = self._time_to_expect()  # what fails here costs nothing yet
             self._reserve(ledger)
             on_refusal.pop_all()
         try:
-            sessions = self._sessions(ledger, engine)
+            sessions = self._sessions(ledger, engine, time)
             return self._finish(*release_with_repeats(sessions, self.release))
         finally:
             ledger.close()
@@ -155,7 +155,6 @@ class Run:
         if rates is not None:
             self.run["rates"] = asdict(rates)
 
-    @cached_property
     def _time_to_expect(self) -> str:
         """Return the most time that the model's work takes, in words: by rates that were measured
         with public prompts, or usual ones. Empty if neither is known."""
@@ -427,7 +426,9 @@ class Run:
 
     # The release
 
-    def _sessions(self, ledger: RunLedger, engine: Engine | None) -> Iterator[Session[Plan]]:
+    def _sessions(
+        self, ledger: RunLedger, engine: Engine | None, time: str
+    ) -> Iterator[Session[Plan]]:
         """Yield a session for each attempt; the first one has the engine that was tried."""
         config = self.plan.config
         hashed = config.model_copy(update={"data": self._data_read.hashed(self.files)})
@@ -442,8 +443,8 @@ class Run:
                 self.on_progress,
                 self.build,
                 engine,
-                ray_metrics if self.on_ray else no_metrics,
-                time_to_expect=self._time_to_expect,
+                ray_exporter().record if self.on_ray else no_metrics,
+                time_to_expect=time,
             )
             engine = None
             session.metrics.attempt(number, epsilon)
@@ -527,7 +528,7 @@ def other_values(before: object, now: Json) -> list[str]:
         keys = [key for key in now[section] if key in old and old[key] != now[section][key]]
         for key in ["name"] if section == "method" and "name" in keys else keys:
             pair = [json.dumps(each[key], ensure_ascii=False) for each in (old, now[section])]
-            is_short = max(map(len, pair)) <= SHORT
+            is_short = max(map(len, pair)) <= SHORT_VALUE
             shown = f": {pair[0]} there, {pair[1]} here" if is_short else " differs"
             name = "methods" if key == "methods" else f"{section}.{key}"  # as in the user's file
             found.append(f"{name}{shown}")

@@ -21,7 +21,7 @@ from dpray.runs.folder import TABLES
 from dpray.runs.privacy_report import TableCounts
 from dpray.types import in_parts, valid_unicode
 
-AT_ONCE = 10_000
+ROWS_IN_MEMORY = 10_000
 """Rows in memory at a time."""
 
 NO_TYPE = (pa.ArrowException, OverflowError, OSError)
@@ -61,7 +61,7 @@ def _write_parquet(table: Path, target: Path) -> None:
     is written as JSON texts."""
     types: dict[str, pa.DataType] = {}
     as_json: set[str] = set()
-    for part in in_parts(_json_rows(table), AT_ONCE):
+    for part in in_parts(_json_rows(table), ROWS_IN_MEMORY):
         for name in part[0].keys() - as_json:
             try:
                 types[name] = _common(types.get(name, pa.null()), [row[name] for row in part])
@@ -69,7 +69,7 @@ def _write_parquet(table: Path, target: Path) -> None:
                 types[name] = pa.string()
                 as_json.add(name)
     # A later part's type may not hold an earlier one's values: fractions, and large integers.
-    for part in in_parts(_json_rows(table), AT_ONCE):
+    for part in in_parts(_json_rows(table), ROWS_IN_MEMORY):
         for name in part[0].keys() - as_json:
             try:
                 pa.array([row[name] for row in part], types[name])
@@ -81,7 +81,7 @@ def _write_parquet(table: Path, target: Path) -> None:
     schema = pa.schema([(name, types[name]) for name in columns])
     temporary = target.with_name(target.name + ".tmp")
     with pq.ParquetWriter(temporary, schema) as writer:
-        for part in in_parts(_json_rows(table), AT_ONCE):
+        for part in in_parts(_json_rows(table), ROWS_IN_MEMORY):
             for name in as_json:
                 part = [row | {name: json.dumps(row[name], ensure_ascii=False)} for row in part]
             writer.write_table(pa.Table.from_pylist(part, schema=schema))

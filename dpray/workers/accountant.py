@@ -79,7 +79,7 @@ class Accountant:
             return error
 
     def require_heads(self, heads: Heads) -> None:
-        """Write to no data set that does not hold these ends of chains."""
+        """Do as `Ledger.require_heads`."""
         self._open().require_heads(heads)
 
     def _write_queue(self) -> None:

@@ -124,22 +124,14 @@ def _wait_for_listener(address: str) -> None:
 
 
 def keep_counts_here() -> None:
-    """Stop Ray Data from publishing row counts.
-
-    Its executor, which runs in this process, reports the exact rows of every operator to an actor
-    that shows them on the nodes' metrics pages and on the dashboard. No setting turns this off, so
-    the functions that report are replaced by one that does nothing.
-
-    Raises AttributeError if Ray uses other functions for it: no count may leak unnoticed.
-    """
+    """Stop Ray Data from publishing row counts. Its executor, which runs in this process, reports
+    the exact rows of every operator to an actor that shows them on metrics pages and on the
+    dashboard. No setting turns this off, so the functions that report are replaced. Raises
+    AttributeError if Ray uses other functions for it: no count may leak unnoticed."""
     manager = data_stats._StatsManager
     for name in COUNTED_BY:
         getattr(manager, name)
-        setattr(manager, name, staticmethod(_do_nothing))
-
-
-def _do_nothing(*_: object, **__: object) -> None:
-    pass
+        setattr(manager, name, staticmethod(lambda *_, **__: None))
 
 
 def hash_files(path: str, on_share: Callable[[float], None]) -> list[bytes]:
@@ -197,19 +189,24 @@ def actors_alive() -> int | None:
 
 
 class NeverRepeated:
-    """The remote class of actors that Ray neither restarts nor repeats the calls of, with so many
-    CPUs, GPUs and bytes of memory each."""
+    """The remote class of actors that Ray neither restarts nor repeats the calls of, with
+    `runtime.cpus_per_actor` CPUs, `gpus` GPUs and the memory of their role each."""
 
-    def __init__(
-        self, actor: type, cpus: float, gpus: float, memory: float, environment: object
-    ) -> None:
+    def __init__(self, actor: type, config: Config, gpus: float, role: Role) -> None:
+        variables: dict[str, str] = {}
+        if gpus and has_stages(config):  # vLLM's own actors inherit it, before they import anything
+            runner = {RUNNER: os.environ.get(RUNNER, "0")}
+            variables = ENVIRONMENT | IN_PROCESS | OF_GPU | runner
+        if not gpus:
+            cores = [node["Resources"].get("CPU", 1.0) for node in living_nodes()]
+            variables = of_threads(config.runtime, cores, os.environ)
         self._class: Any = ray.remote(actor)
-        self._cpus, self._memory = cpus, memory
+        self._cpus, self._memory = config.runtime.cpus_per_actor, reserved(config, role)
         self._options = {
             "num_gpus": gpus or None,
             "max_restarts": 0,
             "max_task_retries": 0,
-            "runtime_env": environment,
+            "runtime_env": {"env_vars": variables} if variables else None,
         }
 
     def remote(self, *arguments: object, place: Place | None = None) -> Any:
@@ -217,22 +214,6 @@ class NeverRepeated:
         anywhere = {"num_cpus": self._cpus, "memory": self._memory}
         where = anywhere if place is None else place.options(self._cpus)
         return self._class.options(**(self._options | where)).remote(*arguments)
-
-
-def never_repeated(actor: type, config: Config, gpus: float, role: Role) -> NeverRepeated:
-    """Return the remote class of actors with `runtime.cpus_per_actor` CPUs, `gpus` GPUs and the
-    memory of their role."""
-    environment: dict[str, object] | None = None
-    if gpus and has_stages(config):  # vLLM's own actors inherit it, before they import anything
-        runner = {RUNNER: os.environ.get(RUNNER, "0")}
-        environment = {"env_vars": ENVIRONMENT | IN_PROCESS | OF_GPU | runner}
-    if not gpus:
-        cores = [node["Resources"].get("CPU", 1.0) for node in living_nodes()]
-        if variables := of_threads(config.runtime, cores, os.environ):
-            environment = {"env_vars": variables}
-    runtime = config.runtime
-    memory = reserved(config, role)
-    return NeverRepeated(actor, runtime.cpus_per_actor, gpus, memory, environment)
 
 
 THREADS, WAITING = "OMP_NUM_THREADS", "OMP_WAIT_POLICY"

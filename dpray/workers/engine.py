@@ -34,7 +34,7 @@ LoadError = InputError | LoadFailed | Resumable
 NODE_GROUP = "ray.io/node-group"
 """A node that an autoscaler or KubeRay started has this label, whose value names its group."""
 
-HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 """A process with this environment sees no GPU."""
 
 
@@ -165,4 +165,4 @@ def hide_other_gpus() -> None:
     before anything in the process looks at them. Without Ray there is no actor."""
     # The question would start a Ray of its own.
     if ray.is_initialized() and not ray.get_gpu_ids():
-        os.environ.update(HIDDEN)
+        os.environ.update(NO_GPU)

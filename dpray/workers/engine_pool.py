@@ -29,7 +29,7 @@ from dpray.engines.base import (
 )
 from dpray.engines.rates import Rates, rates_of
 from dpray.types import DprayError, InputError, OnProgress, Progress, Resumable, in_parts
-from dpray.workers.cluster import NeverRepeated, never_repeated
+from dpray.workers.cluster import NeverRepeated
 from dpray.workers.engine import (
     LoadError,
     build_engine,
@@ -104,7 +104,7 @@ def engine_actors(
 
 
 def _engine_actor(config: Config) -> NeverRepeated:
-    return never_repeated(EngineActor, config, config.runtime.gpus_per_actor or 0.0, Role.ENGINE)
+    return NeverRepeated(EngineActor, config, config.runtime.gpus_per_actor or 0.0, Role.ENGINE)
 
 
 class EnginePool:

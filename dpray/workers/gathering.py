@@ -26,6 +26,7 @@ from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.types import Json, in_parts
 from dpray.workers.engine_pool import engine_actors
 from dpray.workers.failures import own_errors
+from dpray.workers.memory import BLOCK_ROWS
 from dpray.workers.placement import run_placement
 from dpray.workers.pool import ActorPool, OnLoss, Part
 from dpray.workers.pool_actor import Emit, Parts
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 MOST_BLOCKS = 2048
 BLOCKS_PER_ACTOR = 8
-ROWS_PER_BLOCK = 32_768
 MOST_PARTS = 8
 """A block is cut in at most this many parts, because every actor that takes one gets the block."""
 
@@ -214,13 +214,11 @@ def batch_texts(rows: Iterable[Row]) -> dict[str, list[str]]:
 
 
 def block_count(tasks: int, actors: int, rows: int) -> int:
-    """Return the number of blocks that `rows` are gathered in.
-
-    The driver's memory grows with every pair of a block that was read and one that is gathered
-    (docs/benchmarks.md), so there are two thousand at most; enough that every actor has some of its
-    own, and that a block is no burden to its machine; and never more than tasks.
-    """
-    return max(1, min(tasks, MOST_BLOCKS, max(BLOCKS_PER_ACTOR * actors, rows // ROWS_PER_BLOCK)))
+    """Return the number of blocks that `rows` are gathered in: enough that every actor has some of
+    its own and that a block is no burden to its machine, and never more than tasks. The driver's
+    memory grows with every pair of a block that was read and one that is gathered
+    (docs/benchmarks.md), so there are two thousand at most."""
+    return max(1, min(tasks, MOST_BLOCKS, max(BLOCKS_PER_ACTOR * actors, rows // BLOCK_ROWS)))
 
 
 # On Ray
@@ -301,11 +299,8 @@ def outcome_lists(
     seconds: float = math.inf,
 ) -> Generator[list[T]]:
     """Join lists: yield their members as soon as there are `size`, or any that came `seconds` after
-    the last ones. An empty list lets the time be looked at. `items` is closed with this one.
-
-    If `items` ends with an error, or a person interrupts it, what came before is yielded, and then
-    the error raised.
-    """
+    the last ones. An empty list lets the time be looked at. `items` is closed with this one. What
+    came before an error, or an interruption, is yielded before that is raised."""
     waiting: list[T] = []
     last = monotonic()
     try:

@@ -38,8 +38,9 @@ LOGITS = 4
 """The logits of a step, and what choosing tokens makes of them on a CPU: the rows of a group at
 once, cut to what a schema allows, and without the rows that are not finite."""
 
-ROWS, ROW_BYTES = 32_768, 4096
-"""The rows of a gathered block, and the bytes that are counted for each."""
+BLOCK_ROWS, ROW_BYTES = 32_768, 4096
+"""The rows of a block that `dpray.workers.gathering` makes, and the bytes that are counted for
+each."""
 
 WEIGHTS = (".safetensors", ".bin")
 """The files of a model's weights, first the format that is loaded if both are there."""
@@ -75,7 +76,7 @@ def lacks_size(config: Config) -> bool:
 
 def _engine(config: Config) -> int:
     engine, model = config.engine, _Model.of(config.engine)
-    rows = min(config.data.public_size, ROWS) * ROW_BYTES
+    rows = min(config.data.public_size, BLOCK_ROWS) * ROW_BYTES
     if config.runtime.gpus_per_actor:
         return LIBRARIES + model.largest_file + rows
     weights = model.weights * BYTES.get(engine.dtype, 4) // model.width

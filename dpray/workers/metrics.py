@@ -92,7 +92,7 @@ REFRESH_SECONDS = 5.0
 
 @cache
 def ray_exporter() -> Exporter:
-    """Return the exporter of this process, which has to be one of a cluster."""
+    """Return the exporter of this process, one of a cluster, to the metrics page of its node."""
     exporter = Exporter(_ray_metric)
 
     def keep_refreshing() -> None:
@@ -102,11 +102,6 @@ def ray_exporter() -> Exporter:
 
     Thread(target=keep_refreshing, name="dpray-metrics", daemon=True).start()
     return exporter
-
-
-def ray_metrics(name: str, value: float, tags: dict[str, str]) -> None:
-    """Export on the metrics page of this process's node."""
-    ray_exporter().record(name, value, tags)
 
 
 def _ray_metric(metric: Metric) -> Any:

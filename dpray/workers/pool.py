@@ -195,8 +195,8 @@ def ends_run(error: Exception, has_run: bool) -> bool:
 
 
 class ActorPool:
-    """The controller of at most `size` actors. A part that `max_losses` actors were lost with
-    is left out, and a slot that lost as many in a row without an answer is given up.
+    """The controller of at most `size` actors. A part that `max_losses` actors were lost with is
+    left out, and a slot that lost as many in a row without an answer is given up.
 
     It waits for an actor that the cluster has no room for only if it has no other one, and for
     `wait` seconds at most. An actor that has no more work is ended, because the cluster may need

@@ -33,11 +33,11 @@ else:
 Row = dict[str, Any]
 """Has at least the keys text, unit and rank; `rank` decides which of a unit's rows stay."""
 
-ROWS = pa.schema(
+ROW_SCHEMA = pa.schema(
     [("label", pa.string()), ("text", pa.string()), ("unit", pa.string()), ("rank", pa.int64())]
 )
 
-WITH_COLUMNS = ROWS.append(pa.field("columns", pa.map_(pa.string(), pa.string())))
+WITH_COLUMNS = ROW_SCHEMA.append(pa.field("columns", pa.map_(pa.string(), pa.string())))
 """The schema of rows whose other columns are read too."""
 
 RowsOf = Callable[[FilePart], Iterator[Row]]
@@ -195,7 +195,7 @@ def local_rows(data: DataConfig, rows_of: RowsOf) -> list[Row]:
     return list(rows) if data.unit is None else bound_contributions(rows, data.max_records_per_unit)
 
 
-def tables_of(rows: Iterable[Row], schema: pa.Schema = ROWS) -> Iterator[pa.Table]:
+def tables_of(rows: Iterable[Row], schema: pa.Schema = ROW_SCHEMA) -> Iterator[pa.Table]:
     """Yield the rows in tables. The first one is empty: it has the schema, should there be no row.
     Ray cannot join blocks without one."""
     yield schema.empty_table()
@@ -204,7 +204,7 @@ def tables_of(rows: Iterable[Row], schema: pa.Schema = ROWS) -> Iterator[pa.Tabl
 
 
 def ray_rows(
-    config: Config, rows_of: RowsOf, tables: Tables = tables_of, schema: pa.Schema = ROWS
+    config: Config, rows_of: RowsOf, tables: Tables = tables_of, schema: pa.Schema = ROW_SCHEMA
 ) -> ray.data.Dataset:
     """Stream `tables` of the rows of all files, at most as many of each unit as its bound; a read
     task has a part of a large file, or many small files. `tables` gets the rows of one or more

@@ -40,14 +40,14 @@ from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.votes import NearestText, VoteHistogram, count_votes
 from dpray.mechanisms.votes_on_device import NearestOnDevice
 from dpray.types import InputError, Resumable, in_parts
-from dpray.workers.cluster import never_repeated
+from dpray.workers.cluster import NeverRepeated
 from dpray.workers.engine import hide_other_gpus, try_to_load
 from dpray.workers.engine_pool import on_pool, tried_actor
 from dpray.workers.failures import REPEAT, LostTooOften, find_error, kind_of, own_errors
 from dpray.workers.memory import Role, reserved
 from dpray.workers.placement import run_placement
 from dpray.workers.rows import (
-    ROWS,
+    ROW_SCHEMA,
     ROWS_AT_ONCE,
     WITH_COLUMNS,
     Row,
@@ -107,7 +107,7 @@ class Shards(Generic[W]):
         # Read before the actors start, which may take every CPU there is.
         blocks = _blocks(config)
         role = Role.VOTER if worker is Voters else Role.COUNTER
-        actor = never_repeated(ShardActor, config, gpus, role)
+        actor = NeverRepeated(ShardActor, config, gpus, role)
         # Even if some get no block: the batches of public work may not depend on how many records
         # there are.
         runtime, shared = config.runtime, [ray.put(argument) for argument in arguments]
@@ -246,7 +246,7 @@ def _blocks(config: Config) -> list[object]:
     """Return references to blocks of rows."""
     run_placement().make_room(for_shards=True)
     with own_errors():
-        schema = WITH_COLUMNS if config.data.attributes else ROWS
+        schema = WITH_COLUMNS if config.data.attributes else ROW_SCHEMA
         rows = ray_rows(config, _rows_of(config), partial(tables_of, schema=schema), schema)
         if config.runtime.actors > 1:
             rows = rows.repartition(target_num_rows_per_block=ROWS_AT_ONCE)
@@ -367,7 +367,7 @@ def _local_vectors(config: Config, gpus: float) -> Embeddings:
             raise found
         return found
 
-    actor_class = never_repeated(ShardActor, config, gpus, Role.VOTER)
+    actor_class = NeverRepeated(ShardActor, config, gpus, Role.VOTER)
     start = partial(actor_class.remote, config, Voters)
     actor, vectors_ND = tried_actor(
         config, "embedder", lambda: start(place=run_placement().shard()), ask

@@ -15,7 +15,7 @@ from PIL import Image
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from dpray.engines.embedder import CHARACTERS, SentenceTransformerEmbedder
+from dpray.engines.embedder import KEPT_CHARACTERS, SentenceTransformerEmbedder
 from dpray.engines.kept_state import kept_by, refuse_kept_state, stateless_pair
 from dpray.mechanisms.votes import count_votes
 from dpray.methods import registry as methods
@@ -225,7 +225,7 @@ def test_a_long_text_is_read_up_to_a_public_bound(hostile: str) -> None:
             return super()._encoded(texts, batch_size)
 
     embedder = Watched(hostile)
-    most = embedder.longest * CHARACTERS
+    most = embedder.longest * KEPT_CHARACTERS
     assert embedder.longest == 128
     for sign in ("the patient ", "x", "\u0300\u0316", BEYOND):
         text = sign * (10**7 // len(sign))

@@ -18,6 +18,7 @@ from dpray.engines.base import (
     Engine,
     EngineError,
     Following,
+    GroupLogits,
     LockstepGroup,
     LockstepResult,
     nothing_follows,
@@ -234,7 +235,7 @@ def test_an_engine_that_holds_one_row_at_once_is_tested_too() -> None:
                 for _ in range(group.max_tokens):
                     logits = torch.full((1, 5000), self.step * (len(self.sizes) == 3))
                     if group.private_prompts:
-                        selector.add(logits, highest(logits), torch.zeros(5000))
+                        selector.add(GroupLogits(logits, highest(logits), torch.zeros(5000)))
                     select_token(selector, logits[:0], torch.zeros(5000))
                 yield LockstepResult(group.group_id, "", (), "length", selector.state())
 

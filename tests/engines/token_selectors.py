@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dpray.engines.base import HostSync, Selected, Selection
+from dpray.engines.base import GroupLogits, HostSync, Selected, Selection
 from dpray.methods.private_prediction.logits import (
     GRID,
     PROBABILITY_GRID,
@@ -27,23 +27,13 @@ class PublicKeeper:
         self.digests: list[str] = []
         self.orders: list[list[int]] = []
 
-    def add(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> None:
+    def add(self, logits: GroupLogits) -> None:
         """Private rows are not looked at."""
 
-    def select(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> Selection:
-        bits = logits_public_V.float().cpu().numpy().tobytes()
+    def select(self, logits: GroupLogits) -> Selection:
+        bits = logits.public.float().cpu().numpy().tobytes()
         self.digests.append(hashlib.sha256(bits).hexdigest())
-        order = torch.argsort(logits_public_V.float(), descending=True, stable=True)
+        order = torch.argsort(logits.public.float(), descending=True, stable=True)
         return HostSync(order, torch.stack, self.keep)
 
     def keep(self, order: torch.Tensor) -> Selected:
@@ -63,26 +53,16 @@ class Adder:
         self.fail_at = fail_at
         self.parts: list[list[int]] = [[]]
 
-    def add(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> None:
+    def add(self, logits: GroupLogits) -> None:
         if len(self.parts) == self.fail_at:
             raise ArithmeticError("a private number: 42")
-        self.parts[-1].append(len(logits_private_SV))
-        self.selector.add(logits_private_SV, highest_S, logits_public_V)
+        self.parts[-1].append(len(logits.private))
+        self.selector.add(logits)
 
-    def select(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> Selection:
-        self.parts[-1].append(len(logits_private_SV))
+    def select(self, logits: GroupLogits) -> Selection:
+        self.parts[-1].append(len(logits.private))
         self.parts.append([])
-        return self.selector.select(logits_private_SV, highest_S, logits_public_V)
+        return self.selector.select(logits)
 
     def state(self) -> dict[str, Any]:
         return self.selector.state() | {"parts": self.parts[:-1]}
@@ -99,15 +79,11 @@ class Sums:
     def clear(self) -> None:
         self.total: torch.Tensor | float = 0.0
 
-    def add(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> None:
+    def add(self, logits: GroupLogits) -> None:
+        highest_S = logits.highest
         group_S = torch.zeros(len(highest_S), dtype=torch.long, device=highest_S.device)
-        rows = Rows(logits_private_SV, highest_S[:, None], group_S, 1)
-        public_1V = torch.zeros_like(logits_public_V)[None]
+        rows = Rows(logits.private, highest_S[:, None], group_S, 1)
+        public_1V = torch.zeros_like(logits.public)[None]
         self.total = self.total + torch.cat(
             [
                 recentred_sums(rows, None, 10.0) / GRID,
@@ -116,13 +92,8 @@ class Sums:
             ]
         )
 
-    def select(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> Selection:
-        self.add(logits_private_SV, highest_S, logits_public_V)
+    def select(self, logits: GroupLogits) -> Selection:
+        self.add(logits)
         return HostSync(self.total, torch.stack, self.keep)
 
     def keep(self, sums: torch.Tensor) -> Selected:
@@ -157,28 +128,18 @@ class MeanSampler:
         self.dtypes: set[str] = set()
         self.first_row: list[float] = []
 
-    def add(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> None:
+    def add(self, logits: GroupLogits) -> None:
         raise NotImplementedError("the groups fit the engine")
 
-    def select(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> Selection:
+    def select(self, logits: GroupLogits) -> Selection:
         if self.limit is not None and self.calls >= self.limit:
             return Selected(None)
         self.calls += 1
         if self.fail_at == self.calls:
             raise ArithmeticError("a private number: 42")
-        self.rows.append(logits_private_SV.shape[0])
-        self.dtypes.add(str(logits_private_SV.dtype))
-        all_rows = torch.cat([logits_private_SV, logits_public_V[None]]).double()
+        self.rows.append(logits.private.shape[0])
+        self.dtypes.add(str(logits.private.dtype))
+        all_rows = torch.cat([logits.private, logits.public[None]]).double()
         self.first_row.append(float(torch.log_softmax(all_rows[0], -1)[7]))
         mean = torch.log_softmax(all_rows, dim=-1).mean(0)
         probabilities = torch.softmax(mean / self.temperature, dim=-1).cpu()

@@ -17,7 +17,7 @@ import torch
 from dpray.accounting.event import Event
 from dpray.accounting.events import ExponentialMechanism
 from dpray.config.config import DataConfig
-from dpray.engines.base import Selected, select_tokens
+from dpray.engines.base import GroupLogits, Selected, select_tokens
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.monte_carlo import Target
 from dpray.mechanisms.randomness import named_key
@@ -98,7 +98,9 @@ def schema_of_a_row() -> AbstractContextManager[Any]:
     """Let the last private row decide what the schema allows."""
     right, right_select = PrivateTokenSelector._allowed, PrivateTokenSelector.select
 
-    def select(self: PrivateTokenSelector, rows: torch.Tensor, *others: torch.Tensor) -> Any:
+    def select(self: PrivateTokenSelector, logits: GroupLogits) -> Any:
+        rows = logits.private
+
         def allowed(selector: PrivateTokenSelector) -> Any:
             found = right(selector)
             if found is None or not rows[-1, 0] > rows[-1, 1]:
@@ -106,7 +108,7 @@ def schema_of_a_row() -> AbstractContextManager[Any]:
             return np.arange(len(found)) == found.argmax()
 
         with patch.object(PrivateTokenSelector, "_allowed", allowed):
-            return right_select(self, rows, *others)
+            return right_select(self, logits)
 
     return patch.object(PrivateTokenSelector, "select", select)
 
@@ -115,8 +117,9 @@ def free_where_sure() -> AbstractContextManager[Any]:
     """Count no token if the private rows, not the schema, leave little choice about it."""
     right = PrivateTokenSelector.select
 
-    def select(self: PrivateTokenSelector, rows: torch.Tensor, *others: torch.Tensor) -> Any:
-        before, [end] = self.t, select_tokens([right(self, rows, *others)])
+    def select(self: PrivateTokenSelector, logits: GroupLogits) -> Any:
+        rows, before = logits.private, self.t
+        [end] = select_tokens([right(self, logits)])
         if end == Selected(0) and len(rows) and rows[-1, 0] > rows[-1, 1]:
             self.t = before
         return end

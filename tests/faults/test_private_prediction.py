@@ -29,6 +29,7 @@ from dpray.engines.base import (
     EngineError,
     Failed,
     Following,
+    GroupLogits,
     LockstepGroup,
     LockstepResult,
     Selected,
@@ -354,7 +355,9 @@ class _Text:
     def selection(self) -> Selection:
         rows = [driver.logits(prompt, self.tokens) for prompt in self.group.prompts]
         logits_SV = torch.from_numpy(np.array(rows, dtype=np.float32))
-        return self.selector.select(logits_SV[:-1], highest(logits_SV[:-1]), logits_SV[-1])
+        return self.selector.select(
+            GroupLogits(logits_SV[:-1], highest(logits_SV[:-1]), logits_SV[-1])
+        )
 
     def note(self, end: Selected | Failed) -> None:
         if isinstance(end, Failed):

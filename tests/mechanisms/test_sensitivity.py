@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dpray.engines.base import select_token
+from dpray.engines.base import GroupLogits, select_token
 from dpray.engines.finite_rows import FiniteRows, highest
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.logits import (
@@ -235,7 +235,7 @@ def test_a_batch_that_comes_in_parts_gives_the_tokens_that_it_gives_whole(
             [int(cut) for cut in cuts]
         )
         for part in parts:
-            in_parts.add(part, highest(part), public)
+            in_parts.add(GroupLogits(part, highest(part), public))
         assert select_token(in_parts, last, public) == select_token(whole, z, public)
         assert in_parts.state() == whole.state()
 

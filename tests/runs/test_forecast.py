@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import dpray
 from dpray.cli import app
-from dpray.engines.rates import STEPS, Rates, measure_rates, rates_of
+from dpray.engines.rates import DECODED_TOKENS, Rates, measure_rates, rates_of
 from dpray.engines.text import codec_of
 from dpray.io.files import read_json
 from dpray.methods import registry
@@ -55,7 +55,7 @@ def test_a_rate_is_measured_by_the_tokens_that_the_engine_gets(engine: Any) -> N
     measure_rates(engine, 6, lambda: next(times))
     rates = rates_of(engine)
     assert rates is not None
-    assert rates.decode == 7 * STEPS / 4.0
+    assert rates.decode == 7 * DECODED_TOKENS / 4.0
     assert 2 * rates.prefill >= 1024  # the rows of a measurement, with their first words
     assert not rates.together
 

@@ -32,7 +32,7 @@ def test_both_files_have_the_columns_of_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In parts of two rows whose types differ."""
-    monkeypatch.setattr(table, "AT_ONCE", 2)
+    monkeypatch.setattr(table, "ROWS_IN_MEMORY", 2)
     data = DataConfig(
         path="x", text=("title", "film.year", "cast"), public_size=9, label="genre", labels=(7,)
     )
@@ -86,7 +86,7 @@ def test_a_table_may_have_no_row(tmp_path: Path) -> None:
 def test_types_of_later_parts_may_not_hold_earlier_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "AT_ONCE", 1)
+    monkeypatch.setattr(table, "ROWS_IN_MEMORY", 1)
     data = DataConfig(path="x", text=("a", "b"), public_size=9)
     values = [2**60 + 1, 0.5]
     texts = [json.dumps({"a": value, "b": 1}) for value in values]

@@ -16,7 +16,7 @@ from dpray.engines.schema.schema import Schema
 MOST_PATTERNS = 16
 """No texts are made for further patterns of a schema."""
 
-LONGEST = 1000
+LONGEST_TEXT = 1000
 """The most characters of such a text."""
 
 OTHERS = "a0 -"
@@ -64,7 +64,7 @@ def _values_of(key: str, value: object) -> Iterator[str]:
 
 def _text(parts: Any) -> str:
     text = "".join(_part(str(kind), value) for kind, value in parts)
-    if len(text) > LONGEST:
+    if len(text) > LONGEST_TEXT:
         raise ValueError("too long")
     return text
 
@@ -83,7 +83,7 @@ def _part(kind: str, value: Any) -> str:
         case "SUBPATTERN" | "ATOMIC_GROUP":
             return _text(value[-1] if kind == "SUBPATTERN" else value)
         case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
-            return _text(value[2]) * min(int(value[0]), LONGEST + 1)
+            return _text(value[2]) * min(int(value[0]), LONGEST_TEXT + 1)
     return ""
 
 

@@ -47,6 +47,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from dpray.engines.base import (
     EngineError,
     Failed,
+    GroupLogits,
     Selected,
     Selection,
     SelectorSpec,
@@ -155,7 +156,7 @@ class _PartedGroup(_Text):
         try:
             part = logits[list(new.values())]
             highest_S = self.finite.remember(highest(part), list(new))
-            self.selector.add(part, highest_S, self.public)
+            self.selector.add(GroupLogits(part, highest_S, self.public))
         except Exception as error:
             self.note(Failed(error))
         self.added.update(new)
@@ -168,7 +169,7 @@ class _PartedGroup(_Text):
             return
         none = self.public.new_empty(0, len(self.public))
         try:
-            selection = self.selector.select(none, none.new_empty(0), self.public)
+            selection = self.selector.select(GroupLogits(none, none.new_empty(0), self.public))
         except Exception as error:
             selection = Failed(error)
         self.note(*select_tokens([selection]))
@@ -332,7 +333,9 @@ class LockstepProcessor(ABC):
             [group.finite for group in groups], [all_highest_N[group.private] for group in groups]
         )
         return [
-            self._selection(group, logits_NV[group.private], highest_S, logits[group.indices[-1]])
+            self._selection(
+                group, GroupLogits(logits_NV[group.private], highest_S, logits[group.indices[-1]])
+            )
             for group, highest_S in zip(groups, highest_GS, strict=True)
         ]
 
@@ -344,13 +347,7 @@ class LockstepProcessor(ABC):
             and self.same_history(group)
         )
 
-    def _selection(
-        self,
-        group: _Group,
-        private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        public_V: torch.Tensor,
-    ) -> Selection:
+    def _selection(self, group: _Group, logits: GroupLogits) -> Selection:
         try:
             if group.selector is None:
                 assert group.spec is not None
@@ -359,7 +356,8 @@ class LockstepProcessor(ABC):
                     group.public_row = self.public_pass.start(group.public_prompt)
             if self.public_pass is not None and group.public_row is not None:
                 public_V = self.public_pass.logits(group.public_row, group.tokens)
-            return group.selector.select(private_SV, highest_S, public_V)
+                logits = logits._replace(public=public_V)
+            return group.selector.select(logits)
         except Exception as error:
             return Failed(error)
 

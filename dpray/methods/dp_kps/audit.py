@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpray.accounting.composed_events import Composed, SelfComposed
-from dpray.mechanisms.monte_carlo import OTHERS, Scores, Target, laplace_scores
+from dpray.mechanisms.monte_carlo import OTHER_RECORDS, Scores, Target, laplace_scores
 from dpray.methods.dp_kps.algorithm import DpKps
 from dpray.methods.dp_kps.mechanisms import GRID, LARGEST, FeatureSum, VocabularyHistogram
 
@@ -58,8 +58,8 @@ def vocabulary_target(name: str, histogram: VocabularyHistogram) -> Target:
     held_V = np.arange(histogram.size) < S
 
     def draw(with_unit: bool, trials: int) -> Scores:
-        others_V = histogram.count([terms] * OTHERS)
-        counts_V = histogram.count([terms] * (OTHERS + k * with_unit))
+        others_V = histogram.count([terms] * OTHER_RECORDS)
+        counts_V = histogram.count([terms] * (OTHER_RECORDS + k * with_unit))
         # The scale does not depend on the size, so one long histogram holds all trials.
         long = replace(histogram, size=histogram.size * trials)
         drawn_RV = long(np.tile(counts_V, trials)).reshape(trials, -1)
@@ -82,7 +82,7 @@ def densities_target(name: str, kde: FeatureSum, estimators: int) -> Target:
     k = kde.records_per_unit
 
     def draw(with_unit: bool, trials: int) -> Scores:
-        others_I = np.zeros((OTHERS, kde.number))
+        others_I = np.zeros((OTHER_RECORDS, kde.number))
         unit_I = np.full((k, kde.number), FAR_TOO_LONG)
         total_I = kde.sum([others_I, unit_I] if with_unit else [others_I])
         # One sum of R I features holds all trials: its sensitivity is larger by R in L1, by sqrt(R)

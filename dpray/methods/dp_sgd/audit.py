@@ -47,7 +47,7 @@ MOST_STEPS = 1000
 TOO_LONG = 10.0
 """The length of a canary's gradient before it is clipped, in clip norms."""
 
-AT_ONCE = 20_000
+MOST_CANARIES = 20_000
 """The most canaries of one training."""
 
 SAME = 1e-6
@@ -170,7 +170,7 @@ def training_target(plan: DpSgd) -> Target:
         "one more gradient, longer than the clip norm",
         plan.dp_event,
         draw,
-        at_once=AT_ONCE,
+        at_once=MOST_CANARIES,
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dpray.engines.base import HostSync, Selected, Selection
+from dpray.engines.base import GroupLogits, HostSync, Selected, Selection
 from dpray.engines.schema.forms import open_mask
 from dpray.engines.schema.token_mask import TokenMask
 from dpray.extras import torch
@@ -79,33 +79,23 @@ class PrivateTokenSelector:
         if self.mechanism.sparse_vector is not None and noisy_threshold is None:
             self.noisy_threshold = self.mechanism.sparse_vector.draw_threshold(self.rng)  # line 4
 
-    def add(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> None:
+    def add(self, logits: GroupLogits) -> None:
         """Add up a part of the batch's rows. Sums are exact, so a batch that comes in parts gives
         the tokens that it gives whole."""
-        if self._forced(logits_public_V) is None:
-            part = self._group(logits_private_SV, highest_S, logits_public_V, Coins())
-            self.added = Step(self.mechanism, [part], looks=logits_public_V.is_cpu).sums
+        if self._forced(logits.public) is None:
+            part = self._group(logits, Coins())
+            self.added = Step(self.mechanism, [part], looks=logits.public.is_cpu).sums
 
-    def select(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-    ) -> Selection:
+    def select(self, logits: GroupLogits) -> Selection:
         """Select a token by lines 12 to 20. Once the batch's r private tokens are drawn, select
         None, or end the text as its schema asks: the bound holds inside a text."""
-        if (forced := self._forced(logits_public_V)) is not None:
+        if (forced := self._forced(logits.public)) is not None:
             self.public_tokens += 1
             return Selected(self._take(forced))
         if self.t >= self.mechanism.private_tokens:
             return Selected(None)
-        group = self._group(logits_private_SV, highest_S, logits_public_V, self._coins())
-        after = partial(self._after_draw, len(logits_public_V))
+        group = self._group(logits, self._coins())
+        after = partial(self._after_draw, len(logits.public))
         return HostSync(group, _draw_by(self.mechanism), after)
 
     def _coins(self) -> Coins:
@@ -140,15 +130,8 @@ class PrivateTokenSelector:
         self.added = None
         return Selected(self._take(token))
 
-    def _group(
-        self,
-        logits_private_SV: torch.Tensor,
-        highest_S: torch.Tensor,
-        logits_public_V: torch.Tensor,
-        coins: Coins,
-    ) -> Group:
-        rows = logits_private_SV, highest_S, logits_public_V
-        return Group(*rows, coins, self._allowed(), self._excluded(), self.added)
+    def _group(self, logits: GroupLogits, coins: Coins) -> Group:
+        return Group(*logits, coins, self._allowed(), self._excluded(), self.added)
 
     def _forced(self, logits_public_V: torch.Tensor) -> int | None:
         """Return the token that the schema leaves no choice about, if there is one."""

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpray
-from dpray.engines.base import select_token
+from dpray.engines.base import GroupLogits, select_token
 from dpray.engines.finite_rows import highest
 from dpray.engines.schema.forms import vocabulary
 from dpray.engines.schema.schema import Schema, read_schema
@@ -233,7 +233,7 @@ def test_parts_of_a_batch_give_its_tokens() -> None:
     whole, parts = selector(), selector()
     for _ in range(4):
         for part in (rows[:2], rows[2:5]):
-            parts.add(part, highest(part), public)
+            parts.add(GroupLogits(part, highest(part), public))
         assert select_token(parts, rows[5:], public) == select_token(whole, rows, public)
 
 

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from dpray.engines.base import Failed, HostSync, Selected, Selection, select_token, select_tokens
+from dpray.engines.base import (
+    Failed,
+    GroupLogits,
+    HostSync,
+    Selected,
+    Selection,
+    select_token,
+    select_tokens,
+)
 from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import generator, named_key
 from dpray.methods.private_prediction.logits import halves, sample_softmax
@@ -58,7 +66,7 @@ def drawn_alone(text: int, **changes: Any) -> tuple[list[int | None], dict[str, 
 
 
 def selection(one: PrivateTokenSelector, rows: torch.Tensor, public: torch.Tensor) -> Selection:
-    return one.select(rows, highest(rows), public)
+    return one.select(GroupLogits(rows, highest(rows), public))
 
 
 def side_by_side(order: Iterable[int], device: str, **changes: Any) -> dict[int, list[Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpray.engines.base import Selected, select_tokens
+from dpray.engines.base import GroupLogits, Selected, select_tokens
 from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction import token
@@ -115,7 +115,8 @@ def texts_agree(kind: str, groups: int, V: int = 61, masked: bool = False) -> bo
             stub: Any = Stub(allowed, excluded)
             selector.mask = stub if masked else None
             selector.copies = stub if masked else None
-        ends = select_tokens([s.select(*given[:3]) for s, given in zip(drawn, step, strict=True)])
+        given = zip(drawn, (GroupLogits(*each[:3]) for each in step), strict=True)
+        ends = select_tokens([selector.select(logits) for selector, logits in given])
         expected = [r.select(*given) for r, given in zip(reference, step, strict=True)]
         if ends != [Selected(token) for token in expected]:
             return False

@@ -66,10 +66,10 @@ class Whole:
         total += torch.tensordot(weight_B, self.gradient, 1)
 
 
-COLUMNS = 2048
+COLUMNS_AT_ONCE = 2048
 """The columns of a matrix that are made float64 at once."""
 
-ROUNDING = 2.0**-21
+NORM_ROUNDING = 2.0**-21
 """A bound on a squared norm is above it by this share of the squared sum of the terms' norms."""
 
 GradientPart = Outer | Lookup | Whole
@@ -116,9 +116,9 @@ def _row_products(x_BTN: torch.Tensor, y_BUN: torch.Tensor) -> torch.Tensor:
     """Return `x @ y.mT`, (B, T, U), float64, without a copy of a whole operand in float64: one may
     be as large as the logits."""
     total_BTU = x_BTN.new_zeros(x_BTN.shape[:2] + y_BUN.shape[1:2], dtype=torch.float64)
-    for start in range(0, x_BTN.shape[2], COLUMNS):
-        x = x_BTN[..., start : start + COLUMNS].double()
-        y = x if x_BTN is y_BUN else y_BUN[..., start : start + COLUMNS].double()
+    for start in range(0, x_BTN.shape[2], COLUMNS_AT_ONCE):
+        x = x_BTN[..., start : start + COLUMNS_AT_ONCE].double()
+        y = x if x_BTN is y_BUN else y_BUN[..., start : start + COLUMNS_AT_ONCE].double()
         total_BTU.baddbmm_(x, y.mT)
     return total_BTU
 
@@ -155,7 +155,7 @@ def squared_norms(parts: Sequence[GradientPart]) -> torch.Tensor:
     Proof: docs/privacy.md, section 5.2.
     """
     if (gradient := _gradient(parts)) is not None:
-        return (1.0 + ROUNDING) * _norms(gradient.flatten(1)).square()
+        return (1.0 + NORM_ROUNDING) * _norms(gradient.flatten(1)).square()
     products = [
         (1.0 if first is second else 2.0) * inner_products(first, second)
         for i, first in enumerate(parts)
@@ -163,7 +163,7 @@ def squared_norms(parts: Sequence[GradientPart]) -> torch.Tensor:
     ]
     size_B = torch.stack([_sizes(part) for part in parts]).sum(0)
     found_B = torch.stack(products).sum(0).clamp(min=0.0)  # NaN stays NaN
-    return found_B + ROUNDING * size_B.square()
+    return found_B + NORM_ROUNDING * size_B.square()
 
 
 def weighted_sum(

@@ -28,7 +28,7 @@ from dpray.methods.dp_sgd.training.clipped_loss import PerExampleLoss
 from dpray.methods.dp_sgd.training.training import Training, train
 from dpray.methods.dp_sgd.training.zero import ZeroTrainer, loading, shared_key
 from dpray.types import DprayError, Resumable
-from dpray.workers.engine import HIDDEN
+from dpray.workers.engine import NO_GPU
 from dpray.workers.failures import Kind, find_error, kind_of
 from dpray.workers.ray_groups import groups_of, remove_by_id
 from dpray.workers.rows import without_words
@@ -69,7 +69,7 @@ def train_on_ray(
             storage_path=str(Path(scratch).resolve()),
             failure_config=_NO_RETRIES,
             # Ray Train looks at the GPUs before `_rank` begins, so they are hidden before.
-            worker_runtime_env={} if gpus_per_worker else {"env_vars": HIDDEN},  # type: ignore[call-arg]
+            worker_runtime_env={} if gpus_per_worker else {"env_vars": NO_GPU},  # type: ignore[call-arg]
         ),
     )
     before = groups_of(bundles)
