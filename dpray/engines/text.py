@@ -421,17 +421,17 @@ def whole_sentences(text: str) -> str:
     return text[:end] if end >= LEAST_WHOLE * len(text) else text
 
 
-_QUOTED = re.compile(r'"[^"]+"|“[^“”]+”|„[^„“”]+[“”]|«[^«»]+»')
+_QUOTED = re.compile(r'"[^"]+"?|“[^“”]+”?|„[^„“”]+[“”]?|«[^«»]+»?')
 
 
 def unquoted(text: str) -> str:
     """Return a text without the quotation marks around all of it, in which chat models put an
-    example.
+    example; the closing one is missing if the text was cut.
 
     >>> unquoted('"The card is here."'), unquoted('"Yes", she said. "No."')
     ('The card is here.', '"Yes", she said. "No."')
     """
-    return text[1:-1] if _QUOTED.fullmatch(text) else text
+    return text.strip('"“”„«»') if _QUOTED.fullmatch(text) else text
 
 
 def readable_tokens(text_config: Any) -> int:
