@@ -167,7 +167,7 @@ def _detail(now: Progress) -> str:
     return ", ".join(filter(None, [now.detail, words]))
 
 
-def _count(now: Progress) -> str:
+def _shown_count(now: Progress) -> str:
     if now.total is not None:
         return f"{now.completed:,}/{now.total:,}"
     return f"{now.completed:,}" if now.completed else ""
@@ -214,7 +214,7 @@ def progress_bar(
                 task,
                 activity=progress.activity,
                 completed=progress.completed,
-                count=_count(progress),
+                count=_shown_count(progress),
                 detail=_detail(progress),
             )
 

@@ -10,7 +10,7 @@ import typer
 
 import dpray
 from dpray.commands.plan import UNSAID, AsJson, ConfigFile, Overrides
-from dpray.evaluation.label_check import in_words
+from dpray.evaluation.label_check import difference_in_words
 from dpray.io.near_labels import spelled
 from dpray.terminal import Terminal, progress_bar, titled_table
 from dpray.types import InputError, Json
@@ -165,7 +165,7 @@ def _show_tables(found: Json, console: Terminal) -> None:
 
 def _show_labels(found: Json, console: Terminal) -> None:
     for difference in found["label_differences"]:
-        console.note("label", "yellow", in_words(difference))
+        console.note("label", "yellow", difference_in_words(difference))
     for words in _of_shares(found):
         console.note("label", "yellow", words)
     if found["codes"]:

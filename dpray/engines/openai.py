@@ -150,8 +150,8 @@ class OpenAIEngine:
         stopped = cut_at_stop(text, sampling.stop)
         return Completion(
             text if stopped is None else stopped,
-            _count(getattr(usage, "prompt_tokens", None)),
-            _count(getattr(usage, "completion_tokens", None)),
+            _token_count(getattr(usage, "prompt_tokens", None)),
+            _token_count(getattr(usage, "completion_tokens", None)),
             shown_code(reason),
         )
 
@@ -178,6 +178,6 @@ def _text_of_parts(parts: list[object]) -> object:
     return "".join(texts) if all(isinstance(text, str) for text in texts) else _MISSING
 
 
-def _count(tokens: object) -> int:
+def _token_count(tokens: object) -> int:
     """Return a number of tokens, 0 for anything else."""
     return tokens if type(tokens) is int and 0 <= tokens < 2**31 else 0

@@ -96,11 +96,11 @@ def other_types(
     do: none of their values can be the same."""
     sides = [_objects(texts, parse) for texts in (synthetic, real)]
     return [
-        name for name in _usual_columns(sides[1]) if len({_kind(side, name) for side in sides}) > 1
+        name for name in _usual_columns(sides[1]) if len({_type(side, name) for side in sides}) > 1
     ]
 
 
-def _kind(records: Sequence[Mapping[str, object]], name: str) -> str:
+def _type(records: Sequence[Mapping[str, object]], name: str) -> str:
     """Return what most values of a column are."""
     values = [record[name] for record in records if record.get(name) is not None]
     kinds = Counter("text" if isinstance(value, str) else "value" for value in values)

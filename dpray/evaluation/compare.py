@@ -17,7 +17,7 @@ METHODS = ("aug_pe", "dp_sgd", "private_prediction", "dp_kps")
 """The order of recommendation: with a small model texts of the first two methods were nearest to
 real texts, each on one of two data sets (docs/results.md)."""
 
-DEFAULT_RECORDS = 1000
+TEXTS_COMPARED = 1000
 """The number of texts to compare if the configuration gives none."""
 
 
@@ -105,7 +105,7 @@ def wanted(config: Config) -> int:
         return method.records
     section = plain(config)["method"]
     return next(
-        (section[key] for key in records_keys(method.name) if section.get(key)), DEFAULT_RECORDS
+        (section[key] for key in records_keys(method.name) if section.get(key)), TEXTS_COMPARED
     )
 
 

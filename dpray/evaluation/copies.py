@@ -155,13 +155,13 @@ def _figures(
     private = {text.strip() for text in references}
     return {
         "exact_share": sum(text.strip() in private for text in queries) / len(queries),
-        "longest_shared_words": _summary(longest),
-        "ngram_overlap": _summary(overlap[~np.isnan(overlap)]),
-        "nearest_cosine": _summary(cosines),
+        "longest_shared_words": _spread(longest),
+        "ngram_overlap": _spread(overlap[~np.isnan(overlap)]),
+        "nearest_cosine": _spread(cosines),
     }
 
 
-def _summary(values: np.ndarray) -> Mapping[str, float | None]:
+def _spread(values: np.ndarray) -> Mapping[str, float | None]:
     """Return mean, 95 % quantile and maximum; each is null without values."""
     if not len(values):
         return {"mean": None, "quantile_95": None, "max": None}
@@ -258,7 +258,7 @@ def _is_name(word: str) -> bool:
     return len(word) > 1 and word[0].isupper() and word[1:] != word[1:].upper()
 
 
-def in_words(found: ReadOnlyJson) -> str:
+def replays_in_words(found: ReadOnlyJson) -> str:
     """Return a sentence about the kinds of strings that occur more often than expected, without a
     string."""
     more: Counter[str] = Counter()

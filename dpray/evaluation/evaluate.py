@@ -17,7 +17,7 @@ import numpy as np
 from dpray.engines.base import Embedder
 from dpray.evaluation import NOT_FOR_RELEASE
 from dpray.evaluation.columns import compare_columns, other_types
-from dpray.evaluation.copies import compare_copies, compare_replays, in_words
+from dpray.evaluation.copies import compare_copies, compare_replays, replays_in_words
 from dpray.evaluation.downstream import Embedded, compare_downstream
 from dpray.evaluation.fidelity import DRAW, FEWEST_RECORDS, compare_fidelity
 from dpray.evaluation.texts import Parse, compare_lengths, compare_topics, parsed_record, structure
@@ -150,7 +150,7 @@ def verdict(
     distance = result["fidelity"]["measures"]["frechet_distance"]
     made, real = (distance[side]["mean"] for side in ("synthetic_to_real", "real_to_real"))
     found.append(f"their Fréchet distance is {made:.2f}, that of real texts {real:.2f}")
-    if (replayed := in_words(result["replays"])) != "":
+    if (replayed := replays_in_words(result["replays"])) != "":
         found.append(replayed)
     if (cut := cut_advice(cut_share, method)) is not None:
         found.append(cut)

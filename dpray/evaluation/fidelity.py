@@ -16,7 +16,7 @@ from dpray.evaluation.downstream import summaries
 from dpray.types import Json, OnProgress, Progress, no_progress
 
 Vectors = np.ndarray
-Scores = dict[str, float]
+Measures = dict[str, float]
 
 DRAW = 5000
 """A draw for MAUVE takes at most this many records a side (Xie et al. 2024, Appendix B.4)."""
@@ -48,7 +48,7 @@ def compare_fidelity(
     real test records and other real ones. Each of the `seeds` draws has equally many a side."""
     size = min(len(synthetic_ND), len(other_MD), len(test_KD))
     sides = {"synthetic_to_real": synthetic_ND, "real_to_real": other_MD}
-    draws: dict[str, list[Scores]] = {name: [] for name in sides}
+    draws: dict[str, list[Measures]] = {name: [] for name in sides}
     for seed in range(seeds):
         on_progress(Progress("fidelity", seed, seeds))
         for name, vectors in sides.items():
@@ -65,7 +65,7 @@ def compare_fidelity(
     }
 
 
-def _draw(other_ND: Vectors, test_MD: Vectors, size: int, seed: int) -> Scores:
+def _draw(other_ND: Vectors, test_MD: Vectors, size: int, seed: int) -> Measures:
     """Take every measure of one draw. A seed draws the same test records in both comparisons."""
     rng = np.random.default_rng(seed)
     x, y = (v[rng.choice(len(v), size, replace=False)] for v in (other_ND, test_MD))

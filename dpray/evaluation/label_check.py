@@ -148,7 +148,7 @@ class LabelCheck:
         return found
 
 
-def in_words(difference: Difference) -> str:
+def difference_in_words(difference: Difference) -> str:
     """Return one of the differences as a sentence."""
     label, near, what = difference["label"], difference["near"], difference["difference"]
     shown = f"{spelled(label)} ({difference['rows']:,} rows)"

@@ -218,7 +218,7 @@ def _phone_numbers(text: str, region: str) -> tuple[int, str]:
     return len(spans), text
 
 
-def in_words(found: ReadOnlyJson) -> tuple[str, str]:
+def matches_in_words(found: ReadOnlyJson) -> tuple[str, str]:
     """Return the matches of `find_patterns` by kind, and the number of texts that have one."""
     matches = [f"{name}: {count:,}" for name, count in found["matches"].items() if count]
     of_texts = f"{found['texts_with_matches']:,} of {found['texts']:,}"

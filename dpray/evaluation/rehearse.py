@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 RunMethod = Callable[[Config, OnProgress], object]
 
-DEFAULT_RECORDS = 100
+TEXTS_OF_A_RUN = 100
 """The texts of a run, unless fewer texts would change the method's noise."""
 
 FILE = "public_twin.jsonl"
@@ -158,7 +158,7 @@ def rehearse(
     load_embedder: Callable[[str], Embedder],
     out: Path,
     epsilons: Sequence[float] = (),
-    records: int = DEFAULT_RECORDS,
+    records: int = TEXTS_OF_A_RUN,
     methods: Sequence[str] = (),
     on_progress: OnProgress = lambda progress: None,
 ) -> Rehearsal:

@@ -63,10 +63,10 @@ class People:
         self._likely: list[str] | None = None
 
     def add(self, where: Where, row: Mapping[str, object], record: Row) -> None:
-        self._texts.append(_digest(record["text"]))
+        self._texts.append(_short_digest(record["text"]))
         if self.data.unit is not None:
-            self._units.append(_digest(record["unit"]))
-            self._forms.append(_digest(alike(record["unit"])))
+            self._units.append(_short_digest(record["unit"]))
+            self._forms.append(_short_digest(alike(record["unit"])))
             return
         if self._likely is None:
             others = {*self.data.text_columns, self.data.label}
@@ -74,7 +74,7 @@ class People:
             self._likely = [name for name in names if looks_like_person(name)][:MOST_COLUMNS]
         for name in self._likely:
             try:
-                self._columns[name].append(_digest(unit_of(row, name, where)))
+                self._columns[name].append(_short_digest(unit_of(row, name, where)))
             except InputError:
                 continue  # it names nobody
 
@@ -109,7 +109,7 @@ class People:
         }
 
 
-def _digest(text: str) -> int:
+def _short_digest(text: str) -> int:
     encoded = text.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big")
 

@@ -335,7 +335,7 @@ def file_digests(path: str, on_share: Callable[[float], None] = lambda share: No
     pool = ThreadPoolExecutor(READERS)
     try:
         numbers = range(len(files))
-        digests = [pool.submit(_digest, files[n], read, n, stopped) for n in numbers]
+        digests = [pool.submit(_hash_file, files[n], read, n, stopped) for n in numbers]
         while wait(digests, timeout=REPORT_SECONDS).not_done:
             on_share(sum(read) / len(files))
         return [digest.result() for digest in digests]
@@ -356,10 +356,10 @@ def total_size(files: Sequence[str]) -> int:
 
 def file_digest(file: str) -> bytes:
     """Return one of the digests of `file_digests`."""
-    return _digest(file, [0.0], 0, Event())
+    return _hash_file(file, [0.0], 0, Event())
 
 
-def _digest(file: str, read: list[float], number: int, stopped: Event) -> bytes:
+def _hash_file(file: str, read: list[float], number: int, stopped: Event) -> bytes:
     """Hash a file, and keep the share of it that is read in `read[number]`."""
     if file.startswith("hf://"):
         return file.encode()

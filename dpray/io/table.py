@@ -137,11 +137,11 @@ def _content(value: object) -> str | None:
     list of parts is their texts, one a line. None for anything else."""
     if value is None or isinstance(value, str):
         return value or ""
-    parts = [_part(each) for each in value] if isinstance(value, list | tuple) else [None]
+    parts = [_part_text(each) for each in value] if isinstance(value, list | tuple) else [None]
     return None if None in parts else "\n".join(part for part in parts if part)
 
 
-def _part(value: object) -> str | None:
+def _part_text(value: object) -> str | None:
     """Return the text of a part of a message, "" for a picture or another part that has none. None
     for anything else, such as a text under another key."""
     if isinstance(value, Mapping):

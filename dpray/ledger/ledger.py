@@ -408,7 +408,7 @@ class Ledger(RunLedger):
         """
         with self._store.read() as connection:
             names = queries.dataset_names(connection)
-            datasets = [_summary(connection, name) for name in names]
+            datasets = [_account_summary(connection, name) for name in names]
         return {"ledger": str(self), "datasets": datasets}
 
     def export(self) -> Iterator[dict[str, object]]:
@@ -497,7 +497,7 @@ def _charge_problems(account: Account, entry: Entry) -> Iterator[str]:
         yield f"{place}: {error}"
 
 
-def _summary(connection: sa.Connection, name: str) -> dict[str, object]:
+def _account_summary(connection: sa.Connection, name: str) -> dict[str, object]:
     account = queries.read_account(connection, name)
     counted = queries.counted_entries(connection, name)
     runs = [entry for entry in counted if entry.kind == "reserve"]

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from huggingface_hub import DatasetCardData
 
-from dpray.evaluation.personal_data import LIMITS, find_patterns, in_words
+from dpray.evaluation.personal_data import LIMITS, find_patterns, matches_in_words
 from dpray.extras import is_installed
 from dpray.io.columns import cut_share
 from dpray.io.files import sha256_of, write_durably
@@ -235,9 +235,8 @@ def dataset_card(release: PublicRelease) -> str:
     names = dict.fromkeys(name for row in release.rows for name in row)
     matches = None
     if is_installed("phonenumbers"):
-        matches = "{} ({} texts)".format(
-            *in_words(find_patterns((str(row["text"]) for row in release.rows), release.language))
-        )
+        found = find_patterns((str(row["text"]) for row in release.rows), release.language)
+        matches = "{} ({} texts)".format(*matches_in_words(found))
     return (
         templates()
         .get_template("card.md.j2")

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from dpray.evaluation.copies import STRING_KINDS
-from dpray.evaluation.personal_data import LIMITS, in_words
+from dpray.evaluation.personal_data import LIMITS, matches_in_words
 from dpray.runs.privacy_report import Guarantee
 from dpray.types import ReadOnlyJson
 
@@ -206,7 +206,7 @@ def _personal_data(found: ReadOnlyJson) -> DataTable:
     return DataTable(
         f"Personal data, as far as patterns find it in the synthetic texts only. {LIMITS}",
         ("Matches", "Texts with a match"),
-        [in_words(found)],
+        [matches_in_words(found)],
     )
 
 

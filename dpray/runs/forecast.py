@@ -154,15 +154,15 @@ def rates_of_run(folder: str, config: Config, work: Work) -> Rates:
     if it has none, or is of another method or model."""
     file = Path(folder) / "run.json"
     run = read_json(file, RATE_FROM)
-    method = _part(str, run, "config", "method", "name")
+    method = _value_in(str, run, "config", "method", "name")
     if method != config.method.name:
         raise InputError(
             f"{RATE_FROM}: {folder} is a run of {method}, which uses models in another way than "
             f"{config.method.name}; give {RATES}"
         )
-    kind = _part(str, run, "config", "engine", "kind")
+    kind = _value_in(str, run, "config", "engine", "kind")
     name, now = (
-        plain_name(_part(str, run, "config", "engine", "model")),
+        plain_name(_value_in(str, run, "config", "engine", "model")),
         plain_name(config.engine.model),
     )
     if (name, kind) != (now, config.engine.kind):
@@ -180,11 +180,11 @@ def rates_of_run(folder: str, config: Config, work: Work) -> Rates:
             f"{RATE_FROM}: {file} has no rates: the run has not finished, is of an older version, "
             f"or its endpoint counts no tokens; give {RATES}"
         )
-    prefill, decode = (_part(float, run, "rates", name) for name in ("prefill", "decode"))
-    return Rates(prefill, decode, together=_part(bool, run, "rates", "together"))
+    prefill, decode = (_value_in(float, run, "rates", name) for name in ("prefill", "decode"))
+    return Rates(prefill, decode, together=_value_in(bool, run, "rates", "together"))
 
 
-def _part(kind: type[T], run: Json, *names: str) -> T:
+def _value_in(kind: type[T], run: Json, *names: str) -> T:
     """Return a value in `run.json`, a number above 0 if it is one. Raises InputError that names its
     key."""
     found: object = run

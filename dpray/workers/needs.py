@@ -30,7 +30,7 @@ class Needs:
     stage: int = 1
 
     def __str__(self) -> str:
-        return in_words([*self.actors, *self.ranks]) if self.actors else ""
+        return actors_in_words([*self.actors, *self.ranks]) if self.actors else ""
 
 
 def needs(config: Config) -> Needs:
@@ -90,7 +90,7 @@ def bundles_of(*sizes: tuple[float, float, float]) -> tuple[Bundle, ...]:
     return tuple(bundle for bundle in found if bundle)
 
 
-def in_words(bundles: Sequence[Bundle]) -> str:
+def actors_in_words(bundles: Sequence[Bundle]) -> str:
     """Describe actors, such as "8 actors, 0.5 CPU each"."""
     number, sizes = len(bundles), Counter(map(_size, bundles))
     actors = f"{number} actor" + ("s" if number > 1 else "")

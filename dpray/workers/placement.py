@@ -24,9 +24,9 @@ from dpray.workers.engine import living_nodes, may_grow
 from dpray.workers.needs import (
     Bundle,
     Needs,
+    actors_in_words,
     bundles_of,
     fits,
-    in_words,
     missing,
     needs,
     rank_bundle,
@@ -123,7 +123,7 @@ class Placement:
         return False
 
     def _waits_for(self, bundles: Sequence[Bundle]) -> str:
-        return f"waits for {missing(bundles, free_resources())} of {in_words(bundles)}"
+        return f"waits for {missing(bundles, free_resources())} of {actors_in_words(bundles)}"
 
     def give_back(self) -> None:
         """Leave the place to others; what is in it ends."""

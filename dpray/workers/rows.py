@@ -231,7 +231,7 @@ def parts_on_ray(files: Sequence[FilePart], size: int) -> list[FilePart]:
     """Return the files in parts of about `size` bytes. The lines of JSONL that is cut are counted
     first, in tasks: a row has the same number however its file is cut. Who reads a whole file
     hashes it; `check_cut_files` hashes those that are cut."""
-    count = ray.remote(_count)
+    count = ray.remote(_count_lines)
     cuts = [
         [replace(part, sha256=None) for part in parts] if len(parts) > 1 else parts
         for parts in (cut(file, size) for file in files)
@@ -253,7 +253,7 @@ def check_cut_files(files: Sequence[FilePart], size: int = PART_BYTES) -> None:
     ray.get([check.remote(file) for file in files if len(cut(file, size)) > 1])
 
 
-def _count(part: FilePart) -> tuple[int, int]:
+def _count_lines(part: FilePart) -> tuple[int, int]:
     with without_words():
         return count_rows(part)
 

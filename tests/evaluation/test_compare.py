@@ -118,7 +118,7 @@ def test_a_comparison_with_all_keys_free_is_little_work(
 
     monkeypatch.setattr(bounded_range._Grid, "_one_more", counted_step)
     monkeypatch.setattr(events, "_library_rdp", counted_orders)
-    for kept in (bounded_range._grid, bounded_range._composed_blocks, events._worse_rdp):
+    for kept in (bounded_range._grid, bounded_range._composed_parts, events._worse_rdp):
         kept.cache_clear()
     asked = tree(**changed)
     asked["method"] |= {"records": 1000, "private_prediction": {}}

@@ -10,8 +10,8 @@ import pytest
 from dpray.evaluation.copies import (
     compare_copies,
     compare_replays,
-    in_words,
     nearest_cosine,
+    replays_in_words,
     shared_words,
     strings_of,
 )
@@ -116,7 +116,7 @@ def test_a_planted_string_of_one_record_is_found(copied: str, kind: str, string:
     assert {"kind": kind, "string": string, "in_held_out": False} in found["found"]
     assert found["kinds"][kind]["found"] > found["kinds"][kind]["expected"] == 0
     clean = replays(["no part of it at all"], PRIVATE, HELD_OUT)
-    assert clean["found"] == [] and in_words(clean) == ""
+    assert clean["found"] == [] and replays_in_words(clean) == ""
 
 
 def test_what_two_units_have_is_no_replay() -> None:
@@ -143,10 +143,10 @@ def test_the_base_rate_is_that_of_held_out_records() -> None:
     usual = replays(made, private, held)
     runs = usual["kinds"]["runs"]
     assert runs["found"] == pytest.approx(runs["expected"], abs=5 * runs["expected"] ** 0.5 + 3)
-    assert in_words(usual) == ""
+    assert replays_in_words(usual) == ""
     copied = replays([*made[:150], *private[:50]], private, held)
     assert copied["kinds"]["runs"]["ratio"] > 2
-    said = in_words(copied)
+    said = replays_in_words(copied)
     assert "runs" in said and "word" not in said  # no string is in what is printed
 
 

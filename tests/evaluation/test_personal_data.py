@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dpray.evaluation.personal_data import IDENTIFIERS, PHONES, find_patterns, in_words
+from dpray.evaluation.personal_data import IDENTIFIERS, PHONES, find_patterns, matches_in_words
 
 PLANTED = {
     "e-mail addresses": [
@@ -98,8 +98,8 @@ def test_the_counts_and_their_words() -> None:
     assert [*found["matches"]] == [*(kind.name for kind in IDENTIFIERS), PHONES]
     assert (found["texts"], found["texts_with_matches"]) == (4, 2)
     words = "e-mail addresses: 2, IP addresses: 1, phone numbers: 1"
-    assert in_words(found) == (words, "2 of 4")
-    assert in_words(find_patterns(["nothing", "12"])) == ("none", "0 of 2")
+    assert matches_in_words(found) == (words, "2 of 4")
+    assert matches_in_words(find_patterns(["nothing", "12"])) == ("none", "0 of 2")
 
 
 HOSTILE = (

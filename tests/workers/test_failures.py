@@ -50,7 +50,7 @@ PLACES: dict[str, Callable[[], Any]] = {
         rows._read_tables({"part": [0]}, [quote], lambda part: part(), iter)
     ),
     "units are bounded": lambda: list(rows._bound(TABLE, 1, quote)),
-    "lines are counted": lambda: rows._count(TABLE),
+    "lines are counted": lambda: rows._count_lines(TABLE),
     "a rank trains": lambda: ranks._rank({"training": TRAINING}),
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpray.config.config import Config
 from dpray.methods.config import parse_config
-from dpray.workers.needs import fits, in_words, missing, most_actors, needs
+from dpray.workers.needs import actors_in_words, fits, missing, most_actors, needs
 
 OPENAI = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
 AUG_PE = {"name": "aug_pe"}
@@ -135,4 +135,4 @@ def test_what_a_run_waits_for_is_counted() -> None:
     assert missing(bundles, {"CPU": 2.5}) == 3
     assert missing(bundles, {}) == 8
     assert missing(bundles, {"CPU": 64.0}) == 1, "what is free is on several machines"
-    assert in_words(bundles) == "8 actors, 0.5 CPU each"
+    assert actors_in_words(bundles) == "8 actors, 0.5 CPU each"

@@ -97,11 +97,11 @@ def keep_few_layers(model: Any) -> None:
     for parent in list(model.modules()):
         for name, layers in list(parent.named_children()):
             if isinstance(layers, nn.ModuleList) and len(layers) == len(types):
-                kinds = [(kind, *_kind(layer)) for kind, layer in zip(types, layers, strict=True)]
+                kinds = [(kind, *_form(layer)) for kind, layer in zip(types, layers, strict=True)]
                 setattr(parent, name, layers[: max(2, 1 + max(map(kinds.index, kinds)))])
 
 
-def _kind(layer: nn.Module) -> Iterator[object]:
+def _form(layer: nn.Module) -> Iterator[object]:
     for name, module in layer.named_modules():
         plain = {key: value for key, value in vars(module).items() if isinstance(value, int | str)}
         yield name, type(module), {key: plain[key] for key in plain if key != "layer_idx"}

@@ -67,7 +67,7 @@ def _write_files(folder: Path, texts: Iterable[tuple[str, int, TrainingText]], m
     with open(folder / IDS, "wb") as file:
         for unit, rank, text in texts:
             np.asarray(text.ids, dtype=np.int32).tofile(file)
-            digests += _digest(unit)
+            digests += _unit_digest(unit)
             numbers.extend((rank, len(text.ids), text.given))
     high_N, low_N = np.frombuffer(digests, dtype=np.uint64).reshape(-1, 2).T
     rank_N, length_N, given_N = np.frombuffer(numbers, dtype=np.int64).reshape(-1, 3).T
@@ -163,7 +163,7 @@ class _MappedShard:
         ]
 
 
-def _digest(unit: str) -> bytes:
+def _unit_digest(unit: str) -> bytes:
     encoded = unit.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES).digest()
 
