@@ -3,23 +3,35 @@
 `python experiments/attributes_in_texts.py [METHOD...]` releases reviews of Yelp for their stars by
 each method, and prints how often a classifier of real reviews finds the stars of a released text.
 Without attributes a text is written for no stars: the same texts with their stars shuffled.
+With METHOD `prompts` it prints instead for how many real reviews SmolLM2 finds the review likelier
+after a public prompt with its own stars than after one with others, in numbers and in words.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from embedding import embed
 from runs import DATA, RUNS, finished, released, rows
 
+from dpray.config.sections import EngineConfig
+from dpray.engines.transformers import TransformersEngine
 from dpray.evaluation.downstream import Embedded, logistic_regression
+from dpray.io.template_file import About
 from dpray.methods import registry
+from dpray.methods.aug_pe.prompts import Kind, load_variation_prompts
 from dpray.methods.config import parse_config
+from dpray.methods.private_prediction.prompts import load_template
 
 STARS = (1, 5)
+REVIEWS = 40
+SAID = {"stars": ("1", "5"), "experience": ("terrible", "excellent")}
 METHODS: dict[str, dict[str, Any]] = {
     "aug_pe": {"records": 30, "iterations": 1, "variations": 2, "max_tokens": 32,
                "word_var": None, "temperature": 0.7},
@@ -58,15 +70,41 @@ def release(method: str) -> list[dict[str, Any]]:
     return released(out)
 
 
+def likelier() -> None:
+    """Print the share of real reviews that are likelier after their own attributes."""
+    from prompt_likelihood import nats
+
+    reviews = [row | {"text": row["text"][:240]} for row in some("test")[:REVIEWS]]
+    about = About("reviews of businesses by their customers", "English", attributes={"": ""})
+    engine = EngineConfig(kind="transformers", model="smollm2", max_model_len=512)
+    prompts = {
+        "private_prediction": lambda said: replace(
+            read := load_template("texts", about=about), template=read.template.saying(said)
+        ).public_prompt(""),
+        "aug_pe": lambda said: replace(
+            load_variation_prompts("texts", about=about), kinds={"x": Kind("", said, 1)}
+        ).random("x", np.random.default_rng(0)),
+    }
+    with closing(TransformersEngine(engine)) as model:
+        for name, prompt in prompts.items():
+            for column, words in SAID.items():
+                hits = []
+                for row in reviews:
+                    own = int(row["stars"] == STARS[1])
+                    found = [nats(model, prompt({column: w}), row["text"])[0] for w in words]
+                    hits.append(found[own] < found[1 - own])
+                print(f"{name}, {column}: {np.mean(hits):.2f} of {len(hits)}", flush=True)
+
+
 def embedded(records: list[dict[str, Any]]) -> Embedded:
     vectors = embed([row["text"] for row in records])
-    return Embedded(vectors, np.array([str(row["stars"]) for row in records]))
+    return Embedded(vectors, np.array([int(row["stars"]) for row in records]))
 
 
-def main() -> None:
+def table(methods: Sequence[str]) -> None:
     guess = logistic_regression(embedded(some("test"))).predict
     print("| texts | number | stars found | shuffled |\n|---|---|---|---|", flush=True)
-    for name in ("real", *(sys.argv[1:] or METHODS)):
+    for name in ("real", *methods):
         found = embedded(some("private") if name == "real" else release(name))
         guessed = guess(found.vectors)
         # Of all orders of the stars; a share of texts guessed and a share written agree by chance.
@@ -76,4 +114,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    asked = sys.argv[1:] or [*METHODS]
+    likelier() if asked == ["prompts"] else table(asked)

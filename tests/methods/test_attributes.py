@@ -130,16 +130,18 @@ def test_each_text_is_written_for_a_measured_combination(
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("fault", [None, "left out of the charge"])
 def test_the_histograms_are_charged_with_the_method(
-    config: Callable[..., Config], method: str
+    config: Callable[..., Config], method: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if fault is not None:
+        monkeypatch.setattr("dpray.runs.plan.with_spent", lambda config, event: event)
     plan = registry.make_plan(config(method))
     histogram = label_histogram(plan.config)
-    assert histogram is not None
-    assert plan.dp_event == Composed((histogram.dp_event, plan.method_event))
-    assert plan.cost.epsilon <= plan.config.privacy.epsilon
+    assert histogram is not None and plan.cost.epsilon <= plan.config.privacy.epsilon
+    charged = plan.dp_event == Composed((histogram.dp_event, plan.method_event))
     alone = cost(plan.method_event, plan.config.privacy.delta)
-    assert alone.epsilon < plan.cost.epsilon - 1
+    assert charged == (alone.epsilon < plan.cost.epsilon - 1) == (fault is None)
 
 
 FLAT = np.full(12, 20)

@@ -171,7 +171,7 @@ class DpKpsSettings(TextSettings):
         return 32 * file.stat().st_size if file.is_file() else 0
 
     def epsilons(
-        self, total: float, measured: float = 0.0, key: str = ""
+        self, total: float, measured: float = 0.0, key: str = "epsilon_labels"
     ) -> tuple[float, float, float]:
         """Return eps_voc, eps_kde and the sum of all shares, in a run that may cost `total`. Of
         that, measured labels and attributes take `measured`, which `key` sets. As in the ledger,
