@@ -13,6 +13,8 @@ QUIETLY := --quiet --quiet
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
+# Each of the hundreds of processes that the tests start compiles all of dpray otherwise: a sixth of the start of a run.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Three processes on two cores, because tests on a cluster wait for half of their time. A file's tests run in one of them, and
 # so do the files that share a Ray cluster or vLLM; the longest come first (tests/conftest.py). A process that dies ends

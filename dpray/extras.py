@@ -3,6 +3,7 @@ installs it."""
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -50,7 +51,15 @@ class Late:
 
     def __getattr__(self, name: str) -> Any:
         if self._module is None:
-            self._module = import_module(self._name)
+            # What a library makes at its import stays, and Python's collector would go through it
+            # again and again: an eighth of the start of an embedder.
+            enabled = gc.isenabled()
+            gc.disable()
+            try:
+                self._module = import_module(self._name)
+            finally:
+                if enabled:
+                    gc.enable()
         return getattr(self._module, name)
 
 

@@ -3,11 +3,15 @@ sentence with the command that installs it."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from dpray.extras import Late
 
 ROOT = Path(__file__).parents[1]
 
@@ -97,3 +101,26 @@ def test_a_missing_extra_is_one_sentence_before_anything_is_charged(
     assert refused.returncode == 2
     assert refused.stderr.splitlines() == [f"dpray: {sentence}"]
     assert not (tmp_path / "out.db").exists()
+
+
+@pytest.fixture(params=[True, False])
+def collects(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether Python's collector was at work before."""
+    if not request.param:
+        gc.disable()
+    yield request.param
+    gc.enable()
+
+
+def test_a_library_is_imported_while_the_collector_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collects: bool
+) -> None:
+    (tmp_path / "a_large_library.py").write_text("import gc\nat_work = gc.isenabled()\n")
+    (tmp_path / "a_broken_library.py").write_text("raise ImportError('damaged')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "a_large_library", raising=False)
+    assert Late("a_large_library").at_work is False
+    assert gc.isenabled() is collects
+    with pytest.raises(ImportError, match="damaged"):
+        Late("a_broken_library").anything  # noqa: B018
+    assert gc.isenabled() is collects

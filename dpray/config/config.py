@@ -60,6 +60,15 @@ class Config(Section):
         """Return the names of the run's methods; a chain has several."""
         return {method.name for method in self.method.each}
 
+    @property
+    def measured_epsilon(self) -> tuple[float, str]:
+        """Return what measuring the labels and the attributes may cost by itself, and the key that
+        sets it."""
+        if self.data.attributes:
+            return self.privacy.for_attributes, "epsilon_attributes"
+        is_measured = self.data.label_proportions == "measured"
+        return self.privacy.epsilon_labels if is_measured else 0.0, "epsilon_labels"
+
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
         for method in self.method.each:
@@ -78,19 +87,20 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _labels_leave_epsilon(self) -> Self:
-        privacy, is_measured = self.privacy, self.data.label_proportions == "measured"
+        measured, key = self.measured_epsilon
         if self.data.attributes:
-            if not self.method.each[-1].takes_attributes:
-                raise ValueError(f"data.attributes: are not for {self.method.each[-1].name}")
-            if not privacy.delta:
+            if self.engine.kind == "none":
+                raise ValueError(
+                    "data.attributes: are for texts, and engine.kind none writes none; name a "
+                    "language model, or leave them out"
+                )
+            if not self.privacy.delta:
                 raise ValueError(
                     "privacy.delta: data.attributes are measured with Gaussian noise, which takes "
                     "a delta above 0"
                 )
-            if privacy.for_attributes >= privacy.epsilon:
-                raise ValueError("privacy.epsilon_attributes: leaves nothing of privacy.epsilon")
-        elif is_measured and privacy.epsilon_labels >= privacy.epsilon:
-            raise ValueError("privacy.epsilon_labels: leaves nothing of privacy.epsilon")
+        if measured >= self.privacy.epsilon:
+            raise ValueError(f"privacy.{key}: leaves nothing of privacy.epsilon")
         return self
 
     @model_validator(mode="after")

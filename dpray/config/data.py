@@ -371,6 +371,10 @@ class DataConfig(Section):
             for column, values in self.attributes.items()
         }
 
+    def released_attributes(self, values: Mapping[str, str]) -> dict[str, Label]:
+        """Return the values of the attributes with these names, as released."""
+        return {column: of[values[column]] for column, of in self.attribute_names.items()}
+
     @property
     def public_values(self) -> dict[str, tuple[str, ...]]:
         """Return the names of the values of the label and of the attributes, by column."""
@@ -392,8 +396,15 @@ class DataConfig(Section):
 
     @property
     def about_texts(self) -> About:
-        """Return what prompts may say about the texts and the labels."""
-        return About(self.about or "", language_name(self.language or ""), self.label_about)
+        """Return what prompts may say about the texts and the labels, with the longest values of
+        the attributes in place of those that a text is written for."""
+        longest = {
+            column: max(names, key=lambda name: len(name.encode()))
+            for column, names in self.attribute_names.items()
+        }
+        return About(
+            self.about or "", language_name(self.language or ""), self.label_about, longest
+        )
 
     @property
     def format(self) -> FileFormat:

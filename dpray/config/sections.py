@@ -68,8 +68,6 @@ class MethodSettings(Section):
     section's name: post-processing of what was published, so they may change during a run."""
     calls_after: ClassVar[str | None] = None
     """The mechanism after which that is so; None: it always is."""
-    takes_attributes: ClassVar[bool] = False
-    """If so, the texts are written for values of `data.attributes`."""
 
     @property
     def training_size(self) -> tuple[int, int]:

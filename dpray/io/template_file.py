@@ -8,7 +8,7 @@ describes the keys that all templates may have (`parts`, `labels`, `stop`, `refu
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from string import Formatter
@@ -22,7 +22,7 @@ from dpray.types import InputError, did_you_mean
 
 LONGEST_NAME = 40
 
-ABOUT = ("about", "language")
+ABOUT = ("about", "language", "attributes")
 """Every text of a template may have these placeholders, as in `About`."""
 
 Words = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
@@ -54,12 +54,13 @@ class Conditional(TemplatePart):
 
 @dataclass(frozen=True)
 class About:
-    """Public words about the private texts: what they are, their language, and what the names of
-    labels mean. "" and no words say nothing."""
+    """Public words about the private texts: what they are, their language, what the names of
+    labels mean, and the values of the attributes of one text. "" and no words say nothing."""
 
     about: str = ""
     language: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         words = [f"{label}: {meaning}" for label, meaning in self.labels.items()]
@@ -86,8 +87,14 @@ class Template:
         if "label" in values:
             words = {**self.labels, **self.about.labels}
             values["label"] = words.get(values["label"], values["label"])
-        values |= {"about": self.about.about, "language": self.about.language}
+        named = ", ".join(f"{name}: {value}" for name, value in self.about.attributes.items())
+        known = {"about": self.about.about, "language": self.about.language, "attributes": named}
+        values |= known
         return self._filled(self.texts.get(key, ""), values)
+
+    def saying(self, attributes: Mapping[str, str]) -> Template:
+        """Return the template of a text with these attributes."""
+        return replace(self, about=replace(self.about, attributes=attributes))
 
     def shows(self, key: str, placeholder: str) -> bool:
         """Return whether a text has a placeholder, itself or in one of its parts."""
@@ -111,6 +118,13 @@ class Template:
         for key in keys:
             if not self.shows(key, "terms"):
                 raise self.fault("has no {terms}, which the method before it hands on", key)
+
+    def check_attributes(self, *keys: str) -> None:
+        """Raise InputError if data.attributes are given, and one of the requests does not show
+        those of its text."""
+        for key in keys if self.about.attributes else ():
+            if not any(self.shows(k, "attributes") for k in (key, "prefix") if k in self.texts):
+                raise self.fault("has no {attributes}, which data.attributes gives", key)
 
     def refused(self, answer: str) -> bool:
         """Return whether the answer is empty or begins like one of the refusals, up to case and the

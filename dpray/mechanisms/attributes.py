@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import log, prod, sqrt
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,8 @@ class PairHistograms:
     histogram costs `DiscreteGaussian(noise_std, k)`, and all of them together `dp_event`.
     Proof: docs/privacy.md, section 1.8.
 
+    `label` is the column of the labels, if there is one.
+
     Raises ValueError for no columns, an empty or ambiguous domain, and a bad noise or unit size.
 
     >>> pairs = PairHistograms({"kind": ("a", "b"), "stars": ("1", "5")}, noise_std=1e-3)
@@ -59,6 +62,7 @@ class PairHistograms:
     domains: Mapping[str, Sequence[str]]
     noise_std: float
     records_per_unit: int = 1
+    label: str | None = None
 
     def __post_init__(self) -> None:
         if not self.domains or any(not d or len(set(d)) < len(d) for d in self.domains.values()):
@@ -101,6 +105,11 @@ class PairHistograms:
                     counts_N[start + place] += 1
         return counts_N
 
+    def count_rows(self, rows: Iterable[Mapping[str, Any]]) -> Counts:
+        """Return the private counts of records that have their values in `columns`."""
+        # A column of Arrow's maps comes back as pairs.
+        return self.count(dict(row["columns"]) for row in rows)
+
     def __call__(self, counts_N: npt.NDArray[np.integer]) -> Counts:
         """Return the released counts, shape (N,); may be negative."""
         return discrete_gaussian(counts_N, self.noise_std)
@@ -108,9 +117,22 @@ class PairHistograms:
     def shares(self, noisy_N: npt.ArrayLike) -> dict[Values, float]:
         """Return the share of each combination of values: of the tables of shares that come nearest
         to the noisy histograms, in squares, one of much entropy."""
+        return self._named(self._fitted(np.asarray(noisy_N, dtype=np.float64)).ravel().tolist())
+
+    def _named(self, shares: Sequence[float]) -> dict[Values, float]:
         named = [[(column, value) for value in of] for column, of in self.domains.items()]
-        table = self._fitted(np.asarray(noisy_N, dtype=np.float64))
-        return dict(zip(product(*named), table.ravel().tolist(), strict=True))
+        return dict(zip(product(*named), shares, strict=True))
+
+    def released(self, noisy_N: Counts) -> dict[str, object]:
+        """Return what is published: the noisy counts, and the shares that follow from them, so that
+        no later attempt draws from a table that another machine fits."""
+        shares = [*self.shares(noisy_N).values()]
+        return {"noisy_counts": noisy_N.tolist(), "shares": shares}
+
+    def measured(self, released: Mapping[str, Any]) -> tuple[dict[str, float], dict[Values, float]]:
+        """Return the proportions of the labels, and the shares of combinations."""
+        joint = self._named(released["shares"])
+        return {"": 1.0} if self.label is None else margins(joint)[self.label], joint
 
     def _fitted(self, noisy_N: Table) -> Table:
         """Fit a table by mirror descent from equal shares (McKenna, Sheldon and Miklau 2019,
@@ -156,6 +178,25 @@ def margins(shares: Mapping[Values, float]) -> dict[str, dict[str, float]]:
         for column, value in values:
             found[column][value] += share
     return {column: dict(of_values) for column, of_values in found.items()}
+
+
+def draw_values(
+    groups: Iterable[Mapping[Values, float]], number: int, rng: np.random.Generator
+) -> Sequence[dict[str, str]]:
+    """Give each of `number` texts the values of one combination of every group, the groups
+    independent of each other. `rng` is public.
+
+    A group is sampled systematically: at equal steps along its cumulated shares, so that any
+    consecutive combinations, such as all of a label, get their share but for one text.
+    """
+    drawn: list[dict[str, str]] = [{} for _ in range(number)]
+    for shares in groups:
+        ends = np.cumsum([*shares.values()])
+        steps = (np.arange(number) + rng.random()) / number * ends[-1]
+        combinations, places = [*shares], np.searchsorted(ends[:-1], steps, side="right")
+        for text, place in zip(drawn, rng.permutation(places), strict=True):
+            text.update(combinations[place])
+    return drawn
 
 
 def noise_for(epsilon: float, delta: float, histograms: int, records_per_unit: int) -> float:

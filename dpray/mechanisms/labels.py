@@ -7,12 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dpray.accounting.events import DiscreteLaplace
+from dpray.mechanisms.attributes import Values
 from dpray.mechanisms.discrete_noise import Counts, checked_scale, discrete_laplace, laplace_scale
 
 K = TypeVar("K", bound=Hashable)
@@ -72,6 +73,10 @@ class LabelHistogram:
         found = Counter(labels)
         return np.array([found[label] for label in self.labels], dtype=np.int64)
 
+    def count_rows(self, rows: Iterable[Mapping[str, Any]]) -> Counts:
+        """Return the private counts of records that have a `label`."""
+        return self.count(row["label"] for row in rows)
+
     def __call__(self, counts_N: npt.NDArray[np.integer]) -> Counts:
         """Return the released counts, in the order of `labels`; may be negative."""
         return discrete_laplace(counts_N, self.scale)
@@ -83,6 +88,15 @@ class LabelHistogram:
             weights_N[:] = 1.0
         shares = (weights_N / weights_N.sum()).tolist()
         return dict(zip(self.labels, shares, strict=True))
+
+    def released(self, noisy_N: Counts) -> dict[str, object]:
+        """Return what is published: the noisy counts, and the proportions that follow from them."""
+        counts = dict(zip(self.labels, noisy_N.tolist(), strict=True))
+        return {"noisy_counts": counts, "proportions": self.proportions(noisy_N)}
+
+    def measured(self, released: Mapping[str, Any]) -> tuple[dict[str, float], dict[Values, float]]:
+        """Return the proportions of the labels, and no shares of combinations."""
+        return released["proportions"], {}
 
 
 def largest_remainder(records: int, proportions: Mapping[K, float]) -> dict[K, int]:

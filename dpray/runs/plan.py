@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+import numpy as np
 
 from dpray.accounting.accountant import Cost, calibrate, cost, is_affordable
 from dpray.accounting.composed_events import Composed, SelfComposed
@@ -23,7 +26,7 @@ from dpray.engines.requests import Request
 from dpray.engines.text import TextCodec
 from dpray.io.languages import embedder_advice
 from dpray.io.template_file import About
-from dpray.mechanisms.attributes import PairHistograms, Values, noise_for
+from dpray.mechanisms.attributes import PairHistograms, Values, draw_values, noise_for
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.monte_carlo import Target
 from dpray.runs.forecast import Work
@@ -35,6 +38,9 @@ from dpray.workers.rows import Row
 LossesOf = Callable[[Sequence[str], Mapping[str, str]], list[float]]
 """`LossesOf` evaluate a released model: they take texts and the values of their columns, and return
 the mean negative log-likelihood per token of each text."""
+
+Histogram = LabelHistogram | PairHistograms
+"""Measures the labels of records, or them and the attributes, before the method begins."""
 
 P = TypeVar("P", bound="Plan")
 
@@ -145,6 +151,27 @@ class Plan(ABC):
         """Return how many texts the run makes if `method.max_tokens` is this; None if their number
         does not depend on it."""
         return None
+
+    def drawn_values(
+        self, label: str, texts: int, rng: np.random.Generator
+    ) -> Sequence[dict[str, str]]:
+        """Draw the attributes of each of a label's texts from the measured shares of combinations
+        with this label; before they are measured, all are as likely. `rng` is public.
+
+        Claim: the draw is post-processing of the noisy histograms, and reads no record.
+        Proof: docs/privacy.md, section 1.8.
+        """
+        data = self.config.data
+        if not data.attributes:
+            return [{}] * texts
+        own = {data.label: label}
+        named = ([(name, value) for value in of] for name, of in data.attribute_names.items())
+        shares: Mapping[Values, float] = {
+            tuple(each for each in values if each[0] not in own): share
+            for values, share in self.joint.items()
+            if all(own.get(column, value) == value for column, value in values)
+        }
+        return draw_values([shares or dict.fromkeys(product(*named), 1.0)], texts, rng)
 
     @property
     def about(self) -> About:
@@ -406,7 +433,7 @@ def within_epsilon(plan: P, noise_multiplier: float) -> P:
     return plan
 
 
-def label_histogram(config: Config) -> LabelHistogram | PairHistograms | None:
+def label_histogram(config: Config) -> Histogram | None:
     """Return the mechanism that measures the label proportions, or them and the attributes; None
     without one, and for one method of a chain, as the whole run measures them. Raises InputError if
     its noise is too large to be drawn."""
@@ -420,10 +447,9 @@ def label_histogram(config: Config) -> LabelHistogram | PairHistograms | None:
         columns = len(data.public_values)
         histograms = max(1, math.comb(columns, 2))
         noise_std = noise_for(privacy.for_attributes, privacy.delta, histograms, unit)
-        return PairHistograms(data.public_values, noise_std, unit)
+        return PairHistograms(data.public_values, noise_std, unit, data.label)
     except ValueError as error:
-        key = "epsilon_attributes" if data.attributes else "epsilon_labels"
-        raise InputError(f"privacy.{key}: {error}") from None
+        raise InputError(f"privacy.{config.measured_epsilon[1]}: {error}") from None
 
 
 def with_spent(config: Config, event: Event) -> Event:

@@ -33,12 +33,10 @@ from dpray.engines.rates import Rates
 from dpray.engines.requests import Ask, Request
 from dpray.io.files import DISK_FULL, disk_is_full, make_private, owners_only, write_durably
 from dpray.ledger.ledger import RunLedger
-from dpray.mechanisms.attributes import PairHistograms, margins
-from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.randomness import SecretKey, generator, named_key, new_key
 from dpray.runs.call_cache import CALLS, CallCache, ask_cached
 from dpray.runs.folder import EMBEDDINGS, ReleaseFolder
-from dpray.runs.plan import Plan, label_histogram
+from dpray.runs.plan import Histogram, Plan, label_histogram
 from dpray.runs.privacy_report import Calls, MethodPart
 from dpray.types import (
     AlreadyPublished,
@@ -339,12 +337,14 @@ class Session(Generic[P_co]):
             self.show("counting labels")
             with self.shards(LabelCounter) as shards:
                 output = self.publish_once("labels", noisy_labels, shards, histogram)
-        if isinstance(histogram, LabelHistogram):
-            self.plan = replace(self.plan, proportions=output["proportions"])
-            return
-        joint = histogram.shares(output["noisy_counts"])
-        labels = margins(joint).get(self.config.data.label or "", self.plan.proportions)
-        self.plan = replace(self.plan, proportions=labels, joint=joint)
+        proportions, joint = histogram.measured(output)
+        self.plan = replace(self.plan, proportions=proportions, joint=joint)
+
+    def drawn_values(self, label: str, texts: int) -> Sequence[dict[str, str]]:
+        """Return the attributes of each of a label's texts, the same in every attempt at the run:
+        of `Plan.drawn_values`, with public randomness."""
+        rng = self.public_generator(f"attributes-{label}")
+        return self.plan.drawn_values(label, texts, rng)
 
     # Private records
 
@@ -477,24 +477,13 @@ class LabelCounter:
         self._counts_N = histogram.count(())
 
     def load(self, rows: Sequence[Row]) -> None:
-        if isinstance(self._histogram, LabelHistogram):
-            self._counts_N += self._histogram.count(row["label"] for row in rows)
-        else:  # a column of Arrow's maps comes back as pairs
-            self._counts_N += self._histogram.count(dict(row["columns"]) for row in rows)
+        self._counts_N += self._histogram.count_rows(rows)
 
     def counts(self) -> npt.NDArray[np.int64]:
         return self._counts_N
 
 
-def noisy_labels(
-    shards: Shards[LabelCounter], histogram: LabelHistogram | PairHistograms
-) -> dict[str, object]:
-    """Return the noisy counts of the `LabelCounter`s, and the label proportions that follow from
-    those of labels; this is the one run of the histogram's mechanism."""
-    noisy_N = histogram(np.sum(shards.each(LabelCounter.counts), axis=0))
-    if isinstance(histogram, PairHistograms):
-        return {"noisy_counts": noisy_N.tolist()}
-    return {
-        "noisy_counts": dict(zip(histogram.labels, noisy_N.tolist(), strict=True)),
-        "proportions": histogram.proportions(noisy_N),
-    }
+def noisy_labels(shards: Shards[LabelCounter], histogram: Histogram) -> dict[str, object]:
+    """Return the noisy counts of the `LabelCounter`s, and the shares that follow from them; this is
+    the one run of the histogram's mechanism."""
+    return histogram.released(histogram(np.sum(shards.each(LabelCounter.counts), axis=0)))

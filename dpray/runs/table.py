@@ -1,8 +1,8 @@
 """Writes the synthetic records of a table as `table.jsonl` and `table.parquet`.
 
-Each row has the columns of the private data and that of its label; a conversation is a list of
-messages. Both files are made from released records only. Rows of a run without noise are stamped
-`not_private`, as its records are.
+Each row has the columns of the private data, those of its attributes and that of its label; a
+conversation is a list of messages. Both files are made from released records only. Rows of a run
+without noise are stamped `not_private`, as its records are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def write_table(synthetic: Path, data: DataConfig) -> TableCounts:
                 label = {} if data.label is None else {data.label: record["label"]}
                 stamp = {"not_private": True} if record.get("not_private") else {}
                 # Escapes in a text may be lone surrogates, which no file holds.
-                row = label | cells | stamp
+                row = label | {name: record[name] for name in data.attributes} | cells | stamp
                 yield valid_unicode(json.dumps(row, ensure_ascii=False)) + "\n"
 
     write_durably(table, lines())

@@ -8,12 +8,22 @@ import torch
 from benchmarks.bench_selection import WAYS, Counted, counts
 from dpray.engines.kv_cache import choice_bytes
 
+OPERATIONS = {
+    "recentred": 40,
+    "dclip": 62,
+    "dclip, top_k_plus": 69,
+    "public gate": 69,
+    "sparse vector": 74,
+    "gate and sparse vector": 84,
+    "dclip, schema": 71,
+}
+
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_of_any_number_of_groups_waits_once_in_as_many_operations(way: str) -> None:
     two, many = (counts(way, groups, 3, 256) for groups in (2, 32))
     assert two.waits == many.waits == 1
-    assert two.operations == many.operations < 120
+    assert two.operations == many.operations == OPERATIONS[way]
 
 
 @pytest.mark.parametrize("way", ["dclip", "gate and sparse vector", "dclip, schema"])

@@ -23,7 +23,7 @@ import yaml
 
 from dpray.cli import run_command
 from dpray.ledger.ledger import Ledger
-from tests.clusters import TOKEN
+from tests.clusters import OF_RAY
 from tests.faults import driver as faults
 
 TIMEOUT = 500
@@ -105,15 +105,11 @@ def environment(**more: str) -> dict[str, str]:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ours = {
         "OMP_NUM_THREADS": "1",
-        # One process less for each training; it looks for notices of a cloud.
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
         "PATH": programs,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": TOKEN,
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    return kept | ours | more
+    return kept | OF_RAY | ours | more
 
 
 @contextmanager

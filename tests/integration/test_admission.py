@@ -91,18 +91,12 @@ def test_dp_kps_counts_with_the_shards_that_have_room(
     assert_charged_once(run)
 
 
-def test_aug_pe_has_room_for_a_voter_and_an_engine(
-    several: Callable[..., list[Runs]], cluster: Cluster, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (run,) = several(1, method=AUG_PE, runtime__actors=4, runtime__memory_per_actor=0.25)
-    assert run.here(capfd, cluster.address).report["records"] == 6
-    assert_charged_once(run)
-
-
 def test_two_runs_of_aug_pe_share_a_cluster(
     several: Callable[..., list[Runs]], cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = several(2, method=AUG_PE, runtime__actors=2)
+    """Each would take four CPUs, and has room for a voter and an engine."""
+    keys = {"runtime__actors": 4, "runtime__memory_per_actor": 0.25}
+    first, second = several(2, method=AUG_PE, **keys)
     assert_share(first, second, cluster, capfd)
     for run in (first, second):
         assert len(run.synthetic()) == 6

@@ -36,7 +36,8 @@ from dpray.types import OnProgress, Progress, Resumable
 
 Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]
 Population = dict[str, list[str]]
-"""Maps each label to its texts; without labels, the one label is ""."""
+"""Maps each label to its texts; without labels, the one label is "". With attributes, the texts of
+a label with the same attributes have a key of their own (`VariationPrompts.kinds`)."""
 
 
 Embeddings = npt.NDArray[np.float32]
@@ -262,14 +263,15 @@ class AugPeRun:
         for call, text in zip(calls, self.answers(t, doing, calls), strict=True):
             if text:
                 S[call.label].append(text)
-        for label, texts in S.items():
-            if not texts:
+        answered = {self.prompts.label_of(key) for key, texts in S.items() if texts}
+        for label in map(self.prompts.label_of, S):
+            if label not in answered:
                 raise Resumable(
                     f"the model answered none of the requests for label '{label}' in iteration "
                     f"{t}: every answer was empty or a refusal (method.template, key refusals); "
                     "another engine.model or method.template may help"
                 )
-        return S
+        return {key: texts for key, texts in S.items() if texts}
 
     def answers(self, t: int, doing: Doing, calls: Sequence[_Call]) -> list[str]:
         """Return texts in the order of the calls. After an empty or refused answer, or one with too

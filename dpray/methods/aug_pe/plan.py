@@ -21,7 +21,7 @@ from dpray.mechanisms.labels import largest_remainder
 from dpray.mechanisms.monte_carlo import Target, votes_target
 from dpray.mechanisms.votes import NOISE_MULTIPLIERS, VoteHistogram
 from dpray.methods.aug_pe.algorithm import AugPe, sampling
-from dpray.methods.aug_pe.prompts import VariationPrompts, load_variation_prompts
+from dpray.methods.aug_pe.prompts import Kind, VariationPrompts, load_variation_prompts
 from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.runs.forecast import Work
 from dpray.runs.plan import (
@@ -60,9 +60,12 @@ class AugPePlan(Plan):
 
     @cached_property
     def method(self) -> AugPe:
-        settings = self.settings
-        records = largest_remainder(settings.records, self.proportions)
-        return AugPe(settings, records, self.votes)
+        records = {key: kind.records for key, kind in self.prompts.kinds.items()}
+        return AugPe(self.settings, records or self.records_per_label, self.votes)
+
+    @property
+    def records_per_label(self) -> dict[str, int]:
+        return largest_remainder(self.settings.records, self.proportions)
 
     def check_embedder(self) -> None:
         # Late: it imports Ray, and a plan needs none.
@@ -81,10 +84,12 @@ class AugPePlan(Plan):
     def public_calls(self, labels: Sequence[str]) -> PublicCalls:
         asked = sampling(self.settings, None, self.prompts.template.stop, self.schema)
         rng = np.random.default_rng()
-        requests = [
-            Request(f"preview-{number}", self.prompts.random(label, rng), asked)
+        kinds = {
+            str(number): Kind(label, self.drawn_values(label, 1, rng)[0], 1)
             for number, label in enumerate(labels)
-        ]
+        }
+        prompts = replace(self.prompts, kinds=kinds)
+        requests = [Request(f"preview-{key}", prompts.random(key, rng), asked) for key in kinds]
         return PublicCalls(requests, self.prompts.template.shows("random", "about"))
 
     def audit_targets(self) -> Iterator[Target]:
@@ -128,7 +133,7 @@ class AugPePlan(Plan):
         return {
             "method": settings.model_dump(exclude={"records"})
             | {
-                "records_per_label": dict(self.method.records),
+                "records_per_label": self.records_per_label,
                 "noise_multiplier": self.noise_multiplier,
             },
             "records": settings.records,

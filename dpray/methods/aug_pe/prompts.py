@@ -33,16 +33,30 @@ TEXTS = {
 
 
 @dataclass(frozen=True)
+class Kind:
+    """Texts of one label with the same attributes. `records` of them are released."""
+
+    label: str
+    attributes: Mapping[str, str]
+    records: int
+
+
+@dataclass(frozen=True)
 class VariationPrompts:
     """A template with its styles and keywords, and public sequences of terms.
 
     keywords: by the beginning of a label. sequences: by label; requests for random texts show them.
+    kinds: of texts, by key. Without data.attributes there are none, and a key is a label.
     """
 
     template: Template
     styles: tuple[str, ...] = ()
     keywords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sequences: Sequences = field(default_factory=dict)
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+
+    def label_of(self, key: str) -> str:
+        return self.kinds[key].label if key in self.kinds else key
 
     def showing(self, sequences: Sequences) -> VariationPrompts:
         """Return these prompts with sequences of terms for random texts. Raises InputError if the
@@ -51,31 +65,34 @@ class VariationPrompts:
             self.template.check_terms("random")
         return replace(self, sequences=sequences)
 
-    def random(self, label: str, rng: np.random.Generator) -> Prompt:
+    def random(self, key: str, rng: np.random.Generator) -> Prompt:
         """Return the prompt for a random text, with one keyword and one sequence of its label."""
+        label = self.label_of(key)
         keyword = _one_of(self.keywords_of(label), rng, "")
         terms = _one_of(self.sequences.get(label, ()), rng, ())
-        return self._prompt("random", label=label, keyword=keyword, terms=", ".join(terms))
+        return self._prompt("random", key, keyword=keyword, terms=", ".join(terms))
 
     def variation(
-        self, kind: Variation, label: str, text: str, words: int | None, rng: np.random.Generator
+        self, kind: Variation, key: str, text: str, words: int | None, rng: np.random.Generator
     ) -> Prompt:
         """Return the prompt for a variation of `text` in a random style, with `words` words if a
         number is given. For "fill_in_the_blanks", `text` has its blanks already."""
         style = _one_of(self.styles, rng, "")
         number = "" if words is None else str(words)
-        return self._prompt(kind, label=label, text=text, words=number, style=style)
+        return self._prompt(kind, key, text=text, words=number, style=style)
 
     def keywords_of(self, label: str) -> tuple[str, ...]:
         """Return the keywords of the longest known beginning of the label."""
         keys = [key for key in self.keywords if label.startswith(key)]
         return self.keywords[max(keys, key=len)] if keys else ()
 
-    def _prompt(self, request: str, **given: str) -> Prompt:
+    def _prompt(self, request: str, key: str, **given: str) -> Prompt:
         values = dict.fromkeys(("keyword", "terms", "style", "text", "words"), "") | given
+        values["label"] = self.label_of(key)
         parent = values["text"].split()
         values["opening"] = " ".join(parent[: len(parent) // 2 + 1])
-        render = self.template.render
+        kind = self.kinds.get(key)
+        render = (self.template if kind is None else self.template.saying(kind.attributes)).render
         system = render(f"{request}_system", **values)
         return Prompt(render(request, **values), render("prefix", **values), system)
 
@@ -103,6 +120,7 @@ def load_variation_prompts(
         styles=(Words, ()),
         keywords=(Words | dict[Any, Words | None], ()),
     )
+    template.check_attributes("random", variation)
     prompts = VariationPrompts(template, template.further["styles"], _keywords(template))
     for label in labels if prompts.keywords else ():
         if not any(label.startswith(key) for key in prompts.keywords):

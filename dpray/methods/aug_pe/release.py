@@ -6,9 +6,11 @@ continues from the last checkpoint, under the same charge.
 
 from __future__ import annotations
 
+import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.mechanisms.term_matcher import count_words
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
 from dpray.methods.aug_pe.plan import AugPePlan
+from dpray.methods.aug_pe.prompts import Kind, VariationPrompts
 from dpray.runs.privacy_report import Iteration, MethodPart
 from dpray.runs.session import Release, Session
 from dpray.types import Progress
@@ -31,6 +34,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 def release(session: AugPeSession) -> Release:
     """Run Algorithm 1, and release the texts that the last vote kept."""
+    session.plan = replace(session.plan, prompts=with_kinds(session))
     plan, done = session.plan, checkpoints(session)
     if len(done) < plan.settings.iterations:
         with voters_and_model(session) as (voters, ask):
@@ -48,12 +52,28 @@ def release(session: AugPeSession) -> Release:
             run.algorithm_1(done[-1] if done else None)
         done = checkpoints(session)
     kept = plan.method.kept(done[-1], session.salt)
-    records = [
-        {"text": text, "label": session.config.data.released_label(label)}
-        for label, texts in kept.items()
-        for text in texts
-    ]
+    records = [each for key, texts in kept.items() for each in records_of(plan, key, texts)]
     return Release(records, report(session, done))
+
+
+def with_kinds(session: AugPeSession) -> VariationPrompts:
+    """Return the prompts with a kind of texts for each combination of attributes that is drawn for
+    a label: as many of its texts are kept as were drawn, so that no vote changes the shares."""
+    prompts, kinds = session.plan.prompts, dict[str, Kind]()
+    if not session.config.data.attributes:
+        return prompts
+    for label, texts in session.plan.records_per_label.items():
+        drawn = Counter(tuple(each.items()) for each in session.drawn_values(label, texts))
+        for values, number in drawn.items():
+            kinds[json.dumps([label, values])] = Kind(label, dict(values), number)
+    return replace(prompts, kinds=kinds)
+
+
+def records_of(plan: AugPePlan, key: str, texts: Sequence[str]) -> list[dict[str, object]]:
+    data, kind = plan.config.data, plan.prompts.kinds.get(key)
+    values = {} if kind is None else data.released_attributes(kind.attributes)
+    label = data.released_label(plan.prompts.label_of(key))
+    return [{"text": text, "label": label, **values} for text in texts]
 
 
 @dataclass(frozen=True)
@@ -74,8 +94,22 @@ class PublishedVotes:
         return Checkpoint(**self.session.publish_once(name, self.hold, t, S, phi_ND))
 
     def hold(self, t: int, S: Population, phi_ND: Mapping[str, Embeddings]) -> dict[str, object]:
-        noisy = noisy_votes(self.voters, self.session.plan.votes, phi_ND)
-        return asdict(Checkpoint(t, S, {label: votes.tolist() for label, votes in noisy.items()}))
+        """Let every record vote for the nearest text of its label, whatever the text's attributes
+        are."""
+        plan = self.session.plan
+        keys: defaultdict[str, list[str]] = defaultdict(list)
+        for key in phi_ND:
+            keys[plan.prompts.label_of(key)].append(key)
+        candidates = {
+            label: np.concatenate([phi_ND[key] for key in of]) for label, of in keys.items()
+        }
+        noisy = noisy_votes(self.voters, plan.votes, candidates)
+        votes: dict[str, list[int]] = {}
+        for label, of in keys.items():
+            ends = np.cumsum([len(phi_ND[key]) for key in of])
+            parts = np.split(noisy[label], ends[:-1])
+            votes |= {key: part.tolist() for key, part in zip(of, parts, strict=True)}
+        return asdict(Checkpoint(t, S, votes))
 
     def show(self, progress: Progress) -> None:
         self.session.show(progress.activity, progress.completed, progress.total, progress.detail)

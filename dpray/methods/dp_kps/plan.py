@@ -103,8 +103,13 @@ class DpKpsPlan(Plan):
 
         def prompt(label: str) -> Prompt:
             chosen = rng.choice(terms, min(settings.sequence_length, len(terms)), replace=False)
-            name_label = settings.label_in_prompt
-            return self.prompts.prompt(chosen.tolist(), label, rng, name_label=name_label)
+            return self.prompts.prompt(
+                chosen.tolist(),
+                label,
+                rng,
+                name_label=settings.label_in_prompt,
+                attributes=self.drawn_values(label, 1, rng)[0],
+            )
 
         requests = [
             Request(f"preview-{number}", prompt(label), self.sampling)
@@ -223,8 +228,8 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     prompts = load_keyphrase_prompts(
         settings.template, settings.document_type, few_shot, config.data.about_texts
     )
-    labels = privacy.epsilon_labels if config.data.label_proportions == "measured" else 0.0
-    epsilon_vocabulary, epsilon_kde, whole = settings.epsilons(privacy.epsilon, labels)
+    spent = config.measured_epsilon
+    epsilon_vocabulary, epsilon_kde, whole = settings.epsilons(privacy.epsilon, *spent)
     if settings.vocabulary_fdr is None and config.engine.kind != "none":
         settings = settings.model_copy(update={"vocabulary_fdr": TEXTS_FDR})
     method = DpKps(

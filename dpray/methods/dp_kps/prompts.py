@@ -3,7 +3,7 @@ describes its keys."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,11 +31,17 @@ class KeyphrasePrompts:
     few_shot: FewShot = field(default_factory=FewShot)
 
     def prompt(
-        self, terms: Sequence[str], label: str, rng: np.random.Generator, *, name_label: bool
+        self,
+        terms: Sequence[str],
+        label: str,
+        rng: np.random.Generator,
+        *,
+        name_label: bool,
+        attributes: Mapping[str, str] | None = None,
     ) -> Prompt:
         """Make the prompt for a sequence of the class `label`; with `name_label` it names the
-        class. `rng` draws the examples."""
-        render = self.template.render
+        class. `rng` draws the examples. Without `attributes` it has the longest."""
+        render = (self.template if not attributes else self.template.saying(attributes)).render
         kind = {"document_type": self.document_type, "label": label if name_label else ""}
         drawn = self._examples_of(label, rng)
         examples = "".join(render("example", example=example, **kind) for example in drawn)
@@ -57,4 +63,5 @@ def load_keyphrase_prompts(
 ) -> KeyphrasePrompts:
     """Load a packaged template by its name, or a YAML file. Raises InputError if it is wrong."""
     template = read_template(name_or_path, PACKAGE, TEXTS, "user", about=about)
+    template.check_attributes("user")
     return KeyphrasePrompts(template, document_type, few_shot or FewShot())

@@ -9,7 +9,7 @@ added once, to the sum of all shards. All later steps are post-processing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +36,7 @@ Embeddings = npt.NDArray[np.float32]
 
 def release(session: DpKpsSession) -> Release:
     """Measure the vocabulary and the densities, draw sequences, and write a text for each."""
-    plan = session.plan
+    plan, data = session.plan, session.config.data
     embed = embedder(session)  # loaded first: a missing embedder ends the run before a pass begins
     terms = vocabulary(session)
     vectors_ND = embed([*PUBLIC_TEXTS, *terms])  # of one and the same model
@@ -53,14 +53,25 @@ def release(session: DpKpsSession) -> Release:
         for ids in drawn.draw(label, number, session.public_generator(f"sequences-{label}"))
     ]
     texts = [" ".join(words) for _, words in sequences]
+    attributes: list[Mapping[str, str]] = [{} for _ in sequences]
     if plan.makes_texts:
         session.show("texts")
+        attributes = [
+            values
+            for label, number in wanted.items()
+            for values in session.drawn_values(label, number)
+        ]
         with session.language_model() as ask:
-            texts = write_texts(session, sequences, ask)
+            texts = write_texts(session, sequences, attributes, ask)
     # Texts that the model did not write are left out.
     records = [
-        {"text": text, "label": session.config.data.released_label(label), "terms": words}
-        for text, (label, words) in zip(texts, sequences, strict=True)
+        {
+            "text": text,
+            "label": data.released_label(label),
+            **(data.released_attributes(values) if values else {}),
+            "terms": words,
+        }
+        for text, (label, words), values in zip(texts, sequences, attributes, strict=True)
         if text
     ]
     return Release(records, report(session))
@@ -186,7 +197,10 @@ def embedder(session: DpKpsSession) -> Callable[[Sequence[str]], Embeddings]:
 
 
 def write_texts(
-    session: DpKpsSession, sequences: list[tuple[str, list[str]]], ask: Ask
+    session: DpKpsSession,
+    sequences: list[tuple[str, list[str]]],
+    attributes: Sequence[Mapping[str, str]],
+    ask: Ask,
 ) -> list[str]:
     """Return a text for each sequence, "" if the model wrote none with `least_terms` of it."""
     settings, prompts = session.plan.settings, session.plan.prompts
@@ -194,7 +208,13 @@ def write_texts(
     def request(number: int, retry: int) -> Request:
         label, terms = sequences[number]
         rng = session.public_generator(f"examples-{number}")
-        prompt = prompts.prompt(terms, label, rng, name_label=settings.label_in_prompt)
+        prompt = prompts.prompt(
+            terms,
+            label,
+            rng,
+            name_label=settings.label_in_prompt,
+            attributes=attributes[number],
+        )
         return Request(f"text-{number}/{retry}", prompt, session.plan.sampling)
 
     def refused(number: int, text: str) -> bool:

@@ -170,15 +170,17 @@ class DpKpsSettings(TextSettings):
         file = Path(self.vocabulary)
         return 32 * file.stat().st_size if file.is_file() else 0
 
-    def epsilons(self, total: float, labels: float = 0.0) -> tuple[float, float, float]:
+    def epsilons(
+        self, total: float, measured: float = 0.0, key: str = "epsilon_labels"
+    ) -> tuple[float, float, float]:
         """Return eps_voc, eps_kde and the sum of all shares, in a run that may cost `total`. Of
-        that, measured label proportions take `labels`. As in the ledger, sums are exact in the
-        decimals as written: 0.1 and 0.2 fit 0.3.
+        that, measured labels and attributes take `measured`, which `key` sets. As in the ledger,
+        sums are exact in the decimals as written: 0.1 and 0.2 fit 0.3.
 
         Raises InputError that names the keys if one share leaves nothing for the other, or if both
         together are more than is left.
         """
-        left = _written(total) - _written(labels)
+        left = _written(total) - _written(measured)
         if self.epsilon_vocabulary is not None:
             vocabulary = _written(self.epsilon_vocabulary)
         elif self.epsilon_kde is not None:
@@ -187,12 +189,12 @@ class DpKpsSettings(TextSettings):
             vocabulary = left * VOCABULARY_SHARE
         kde = left - vocabulary if self.epsilon_kde is None else _written(self.epsilon_kde)
         if vocabulary <= 0 or kde <= 0 or vocabulary + kde > left:
-            less = f" less privacy.epsilon_labels {labels:g}" if labels else ""
+            less = f" less privacy.{key} {measured:g}" if measured else ""
             raise InputError(
                 "method.epsilon_vocabulary and method.epsilon_kde: both together are more than "
                 f"privacy.epsilon {total:g}{less}, or one of them takes all of it"
             )
-        return float(vocabulary), float(kde), float(vocabulary + kde + _written(labels))
+        return float(vocabulary), float(kde), float(vocabulary + kde + _written(measured))
 
 
 def _written(epsilon: float) -> Decimal:

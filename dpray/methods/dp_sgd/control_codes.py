@@ -17,7 +17,6 @@ import numpy as np
 from dpray.config.config import DataConfig, EngineConfig
 from dpray.engines.model_path import resolve_model
 from dpray.engines.text import TextCodec
-from dpray.mechanisms.attributes import Values
 from dpray.mechanisms.term_matcher import TermMatcher
 from dpray.methods.dp_sgd.algorithm import TextEncoder
 from dpray.methods.dp_sgd.settings import DpSgdSettings
@@ -153,25 +152,6 @@ def control_codes(data: DataConfig, settings: DpSgdSettings) -> ControlCodes:
     known = equal | ({data.label: data.proportions} if data.label else {}) | settings.shares
     words = {data.label: data.label_about} if data.label else {}
     return ControlCodes(names, {column: known[column] for column in names}, words=words)
-
-
-def draw_values(
-    groups: Iterable[Mapping[Values, float]], number: int, rng: np.random.Generator
-) -> Sequence[dict[str, str]]:
-    """Give each of `number` texts the values of one combination of every group, the groups
-    independent of each other. `rng` is public.
-
-    A group is sampled systematically: at equal steps along its cumulated shares, so that any
-    consecutive combinations, such as all of a label, get their share but for one text.
-    """
-    drawn: list[dict[str, str]] = [{} for _ in range(number)]
-    for shares in groups:
-        ends = np.cumsum([*shares.values()])
-        steps = (np.arange(number) + rng.random()) / number * ends[-1]
-        combinations, places = [*shares], np.searchsorted(ends[:-1], steps, side="right")
-        for text, place in zip(drawn, rng.permutation(places), strict=True):
-            text.update(combinations[place])
-    return drawn
 
 
 def text_encoder(engine: EngineConfig, settings: DpSgdSettings) -> TextEncoder:

@@ -23,13 +23,12 @@ from dpray.engines.schema.forms import schema_for
 from dpray.engines.schema.schema import Schema
 from dpray.engines.text import TextCodec, codec_of, token_counter
 from dpray.io.public_files import read_terms
-from dpray.mechanisms.attributes import Values, margins
+from dpray.mechanisms.attributes import Values, draw_values, margins
 from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.dp_sgd.algorithm import DpSgd
 from dpray.methods.dp_sgd.control_codes import (
     ControlCodes,
     control_codes,
-    draw_values,
     most_code_tokens,
 )
 from dpray.methods.dp_sgd.settings import DpSgdSettings

@@ -26,8 +26,9 @@ from dpray.engines.requests import Request, ask_until_accepted
 from dpray.engines.text import TextCodec
 from dpray.io.bucket import in_bucket
 from dpray.io.files import make_private, sha256_of, sync_all, write_durably
+from dpray.mechanisms.attributes import draw_values
 from dpray.mechanisms.randomness import NOISE_SOURCE
-from dpray.methods.dp_sgd.control_codes import draw_values, text_encoder, unit_texts
+from dpray.methods.dp_sgd.control_codes import text_encoder, unit_texts
 from dpray.methods.dp_sgd.plan import DpSgdPlan
 from dpray.methods.dp_sgd.training.journal import Journal, lost_blocks
 from dpray.methods.dp_sgd.training.model import ADAPTER
@@ -291,7 +292,7 @@ def write_texts(session: DpSgdSession, drawn: Sequence[Mapping[str, str]]) -> li
 def to_record(text: str, values: Mapping[str, str], data: DataConfig) -> dict[str, object]:
     """Return a released record, with a field for each attribute; the values of further control
     columns are in `control`."""
-    attributes = {column: of[values[column]] for column, of in data.attribute_names.items()}
+    attributes = data.released_attributes(values)
     own = {data.label, *attributes}
     control = {column: value for column, value in values.items() if column not in own}
     name = values.get(data.label or "")

@@ -53,7 +53,6 @@ class DpSgdSettings(TrainingSettings, TextSettings):
         "method.top_p", "method.schema",
     }  # fmt: skip
     calls_after: ClassVar[str | None] = "model"
-    takes_attributes: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "paper": PAPER,
         "paper_medium": {**PAPER, "epochs": 25.0},

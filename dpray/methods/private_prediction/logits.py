@@ -286,7 +286,7 @@ def columns_of(rows: torch.Tensor, chosen_K: torch.Tensor | None) -> torch.Tenso
 
 def halves(uniforms: np.ndarray) -> np.ndarray:
     """Return the upper and the lower 31 bits of whole numbers below 2^62, one after the other."""
-    return np.stack([uniforms >> 31, uniforms & HALF])
+    return np.array([uniforms >> 31, uniforms & HALF])
 
 
 def sample_softmax(logits_GV: torch.Tensor, uniforms_2GD: torch.Tensor) -> torch.Tensor:

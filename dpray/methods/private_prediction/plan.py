@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 
+import numpy as np
+
 from dpray.accounting.event import Event
 from dpray.config.config import Config
 from dpray.engines.base import Engine, Sampling
@@ -237,7 +239,9 @@ class PrivatePredictionPlan(Plan):
 
     def public_calls(self, labels: Sequence[str]) -> PublicCalls:
         settings, engine = self.settings, self.config.engine
-        codec = codec_at_hand(engine)
+        codec, rng = codec_at_hand(engine), np.random.default_rng()
+        drawn = {str(n): self.drawn_values(x, 1, rng)[0] for n, x in enumerate(labels)}
+        templates = replace(self.template, drawn=drawn)
         sampling = Sampling(
             settings.max_tokens,
             settings.temperature,
@@ -248,7 +252,7 @@ class PrivatePredictionPlan(Plan):
 
         def request(number: int, written: Sequence[tuple[str, bool]]) -> Request:
             label, section = labels[number], len(written)
-            template = self.template.of_batch(label, str(number))
+            template = templates.of_batch(label, str(number))
             before = template.joined(written)
             if codec is None:
                 shown = template.by_section(template.examples(label, str(number)))[section]

@@ -37,7 +37,8 @@ TEXTS = {
 @dataclass(frozen=True)
 class PromptTemplate:
     """A template, with the public texts and the released terms that its prompts show. `written` is
-    what there is of a document; in a plan of several `sections` `STAND_IN` stands for it."""
+    what there is of a document; in a plan of several `sections` `STAND_IN` stands for it. `drawn`
+    are the attributes of the texts of each batch."""
 
     template: Template
     few_shot: FewShot = field(default_factory=FewShot, compare=False)
@@ -45,14 +46,17 @@ class PromptTemplate:
     terms: str = field(default="", compare=False)
     written: str = field(default="", compare=False)
     sections: int = 1
+    drawn: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False)
 
     def of_batch(self, label: str, batch: str) -> PromptTemplate:
-        """Return the template of a batch, with one of its label's `sequences` as `terms`, the same
-        one every time for the same batch."""
-        sequences = self.sequences.get(label)
+        """Return the template of a batch, with its attributes, and one of its label's `sequences`
+        as `terms`, the same ones every time for the same batch."""
+        shown, sequences = self, self.sequences.get(label)
+        if batch in self.drawn:
+            shown = replace(shown, template=self.template.saying(self.drawn[batch]))
         if not sequences:
-            return self
-        return replace(self, terms=", ".join(random.Random(f"terms {batch}").choice(sequences)))
+            return shown
+        return replace(shown, terms=", ".join(random.Random(f"terms {batch}").choice(sequences)))
 
     def showing(self, sequences: Mapping[str, Sequence[Sequence[str]]]) -> PromptTemplate:
         """Return the template with sequences of terms for its batches. Raises InputError if a
@@ -150,6 +154,7 @@ def load_template(
     """Load a packaged template by its name, or a YAML file. Raises InputError saying what is
     wrong."""
     template = read_template(name_or_path, PACKAGE, TEXTS, "user", about=about)
+    template.check_attributes(*_requests(template))
     for key in _requests(template):
         if few_shot is not None and few_shot.shown and not template.shows(key, "examples"):
             raise template.fault("has no {examples}, which method.few_shot gives", key)

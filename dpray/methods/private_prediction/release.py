@@ -18,6 +18,7 @@ from dpray.mechanisms.batches import is_batch
 from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
 from dpray.methods.private_prediction.decoder import MOST_COPIES, BatchDecoder
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
+from dpray.methods.private_prediction.prompts import PromptTemplate
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.folder import BATCHES_KEY
 from dpray.runs.privacy_report import BatchCounts, MethodPart, Numerics, Tokens
@@ -54,6 +55,7 @@ and the disk, however many batches it has."""
 def release(session: BatchSession) -> Release:
     """Decode the batches that are missing, publish each once, and release their texts."""
     session.plan = replace(session.plan, salt=session.salt)
+    session.plan = replace(session.plan, template=drawing(session))
     refuse_failed(session)
     plan, decoded = session.plan, Totals.from_published(session)
     done = {batch for batch, _ in session.ledger.published(session.charge_key())}
@@ -75,6 +77,21 @@ def release(session: BatchSession) -> Release:
             raise DprayError("some batches were not decoded")
         done.update(batches)
     return Release(records(session), report(session, decoded))
+
+
+def drawing(session: BatchSession) -> PromptTemplate:
+    """Return the template with the attributes of each batch's texts. All prompts of a batch, also
+    the public one, name the same ones: they are a function of its name, the salt and the noisy
+    histograms."""
+    batches, template = session.plan.batches, session.plan.template
+    if not session.config.data.attributes:
+        return template
+    drawn = {
+        batches.batch_id(label, number): values
+        for label, texts in batches.batches_per_label.items()
+        for number, values in enumerate(session.drawn_values(label, texts))
+    }
+    return replace(template, drawn=drawn)
 
 
 def refuse_failed(session: BatchSession) -> None:
@@ -214,7 +231,8 @@ def external_sort(placed: Iterable[tuple[int, dict[str, object]]]) -> Iterator[d
 def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[str, object]]:
     """Yield a batch's records, in the order they were drawn; an empty text is no record. Each is
     made of all sections of a document, and ends by its length if one of them does."""
-    label = plan.batches.label_of(outcome["batch"])
+    data, label = plan.config.data, plan.batches.label_of(outcome["batch"])
+    values = plan.template.drawn.get(outcome["batch"], {})
     examples, K = outcome["examples"], plan.settings.sections
     for start in range(0, len(examples), K):
         completions, reasons, tokens = zip(*examples[start : start + K], strict=True)
@@ -227,7 +245,8 @@ def records_of(plan: PrivatePredictionPlan, outcome: Outcome) -> Iterator[dict[s
         if text:
             yield {
                 "text": text,
-                "label": plan.config.data.released_label(label),
+                "label": data.released_label(label),
+                **data.released_attributes(values),
                 "batch": outcome["batch"],
                 "finish_reason": "length" if any(cut) else reasons[-1],
                 "tokens": sum(tokens),

@@ -113,29 +113,29 @@ class Step:
     # Rows and public logits
 
     @cached_property
-    def allowed(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the columns A that are kept, and which of these each group's schema allows; None
-        means all."""
+    def cut(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the columns A that are kept, None for all, and which of these each group's schema
+        forbids, None for none."""
         if all(group.allowed is None for group in self.groups):
             return None, None
         if self.looks and (allowed_V := self.groups[0].allowed) is not None:
             return self._uploaded(np.flatnonzero(allowed_V)), None
         everything = np.ones(self.vocabulary, dtype=bool)
         masks = [everything if each.allowed is None else each.allowed for each in self.groups]
-        return None, self._uploaded(np.stack(masks))
+        return None, self._uploaded(~np.stack(masks))
 
     @cached_property
     def rows(self) -> Rows:
         """Return the private rows, cut to what the schema allows; the highest is NaN for a row that
         is not finite, by whatever token."""
-        columns_A, allowed_GA = self.allowed
+        columns_A, forbidden_GA = self.cut
         logits_NA = columns_of(concatenated([each.private for each in self.groups]), columns_A)
         highest_N = concatenated([each.highest for each in self.groups])
-        if allowed_GA is not None:
-            allowed_NA = allowed_GA.index_select(0, self.group_N)
-            logits_NA = torch.where(allowed_NA, logits_NA, -torch.inf)
-        if columns_A is not None or allowed_GA is not None:
-            highest_N = highest(logits_NA) + (highest_N - highest_N)
+        if forbidden_GA is not None:
+            forbidden_NA = forbidden_GA.index_select(0, self.group_N)
+            logits_NA = _without(logits_NA, forbidden_NA)
+        if columns_A is not None or forbidden_GA is not None:
+            highest_N = highest(logits_NA).add(highest_N, alpha=0)
         if not self.looks:
             return Rows(logits_NA, highest_N[:, None], self.group_N, len(self.groups))
         if highest_N.isnan().any():
@@ -145,10 +145,10 @@ class Step:
 
     @cached_property
     def public_GA(self) -> torch.Tensor:
-        columns_A, allowed_GA = self.allowed
+        columns_A, forbidden_GA = self.cut
         public_GV = even_if_not_finite(concatenated([group.public[None] for group in self.groups]))
         public_GA = columns_of(public_GV, columns_A)
-        return public_GA if allowed_GA is None else public_GA.masked_fill(~allowed_GA, -torch.inf)
+        return public_GA if forbidden_GA is None else _without(public_GA, forbidden_GA)
 
     @cached_property
     def drawable_GA(self) -> torch.Tensor:
@@ -158,8 +158,8 @@ class Step:
         excluded = np.zeros((len(self.groups), self.vocabulary), dtype=bool)
         for mask_V, group in zip(excluded, self.groups, strict=True):
             mask_V[list(group.excluded)] = True
-        excluded_GA = columns_of(self._uploaded(excluded), self.allowed[0])
-        return self.public_GA.masked_fill(excluded_GA, -torch.inf)
+        excluded_GA = columns_of(self._uploaded(excluded), self.cut[0])
+        return _without(self.public_GA, excluded_GA)
 
     @cached_property
     def top_and_total(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,15 +169,15 @@ class Step:
 
     @cached_property
     def candidates(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the columns K of A that are kept for private draws, and which of these each group
-        may draw; None means all."""
+        """Return the columns K of A that are kept for private draws, None for all, and which of
+        these each group may not draw, None for none."""
         m = self.mechanism
         if m.candidates == "all":
-            is_cut = self.allowed[1] is not None or any(group.excluded for group in self.groups)
-            return None, self.drawable_GA > -torch.inf if is_cut else None
+            is_cut = self.cut[1] is not None or any(group.excluded for group in self.groups)
+            return None, self.drawable_GA == -torch.inf if is_cut else None
         margin = 2.0 * m.clip_bound / m.batch_size
         may_GA = candidates(self.drawable_GA, m.candidates, m.k, margin)
-        return (may_GA[0].nonzero()[:, 0], None) if self.looks else (None, may_GA)
+        return (may_GA[0].nonzero()[:, 0], None) if self.looks else (None, ~may_GA)
 
     # Lines 12 to 20
 
@@ -241,8 +241,8 @@ class Step:
     def private(self) -> torch.Tensor:
         """Return the exponents of a private draw (line 15)."""
         exponents_GK = self.mechanism.sampler.exponents(self.averages_GK)
-        may_GK = self.candidates[1]
-        return exponents_GK if may_GK is None else exponents_GK.masked_fill(~may_GK, -torch.inf)
+        barred_GK = self.candidates[1]
+        return exponents_GK if barred_GK is None else _without(exponents_GK, barred_GK)
 
     def public(self) -> torch.Tensor:
         """Return the exponents of a free draw (line 19)."""
@@ -250,8 +250,8 @@ class Step:
 
     def draw(self) -> torch.Tensor:
         """Return each group's token, as `token_of` does, plus V + 1 if the sparse vector said
-        "near", plus twice as much if the gate was open, of shape (G, 1), on the device."""
-        exponents_GA = _either(self.is_sure | self.is_near, self.public, self.private)
+        "near", plus 2 (V + 1) if the gate was open, of shape (G, 1), on the device."""
+        exponents_GA = _either(_or(self.is_sure, self.is_near), self.public, self.private)
         uniform_2G1 = _either(self.is_sure, lambda: self.if_sure_2G1, lambda: self.uniform_2G1)
         drawn_G1 = self.token_of(sample_softmax(exponents_GA, uniform_2G1))
         for answer, times in ((self.is_near, 1), (self.is_sure, 2)):
@@ -262,10 +262,10 @@ class Step:
     def token_of(self, index: torch.Tensor) -> torch.Tensor:
         """Return the tokens of the drawn columns; V if a group had no token to draw."""
         is_free = self.is_sure is True or self.is_near is True
-        for columns in (None if is_free else self.candidates[0], self.allowed[0]):
+        for columns in (None if is_free else self.candidates[0], self.cut[0]):
             if columns is not None:
-                none = columns.new_full((1,), self.vocabulary)
-                index = torch.cat([columns, none])[index.clamp(max=len(columns))]
+                last = len(columns) - 1
+                index = columns[index.clamp(max=last)].where(index <= last, self.vocabulary)
         return index
 
     def _with_parts(
@@ -311,6 +311,14 @@ def draw(mechanism: PrivateToken, groups: Sequence[Group]) -> torch.Tensor:
     most = 1 if looks else max(1, GROUP_TILE // len(public))
     pieces = (groups[i : i + most] for i in range(0, len(groups), most))
     return concatenated([Step(mechanism, piece, looks).draw() for piece in pieces])
+
+
+def _without(logits_GA: torch.Tensor, barred_GA: torch.Tensor) -> torch.Tensor:
+    return logits_GA.masked_fill(barred_GA, -torch.inf)
+
+
+def _or(one: torch.Tensor | bool, other: torch.Tensor | bool) -> torch.Tensor | bool:
+    return other if one is False else one if other is False else one | other
 
 
 def _either(

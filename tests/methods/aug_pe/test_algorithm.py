@@ -68,6 +68,7 @@ class Words:
     """Prompts that show all they were given."""
 
     template = Template({}, stop=("###",), refusals=("I cannot",))
+    label_of = staticmethod(str)
 
     def random(self, label: str, rng: np.random.Generator) -> Prompt:
         return Prompt(f"random|{label}|{rng.integers(1000)}")

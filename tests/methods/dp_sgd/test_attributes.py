@@ -18,10 +18,9 @@ from dpray.config.config import Config
 from dpray.config.data import RELEASED
 from dpray.evaluation.row_check import check_rows
 from dpray.io.formats import Where
+from dpray.mechanisms.attributes import draw_values
 from dpray.methods import registry as methods
-from dpray.methods.config import parse_config
 from dpray.methods.dp_sgd import release
-from dpray.methods.dp_sgd.control_codes import draw_values
 from dpray.report.card import FIELDS
 from dpray.runs import session
 from dpray.types import InputError
@@ -160,11 +159,6 @@ def test_what_does_not_fit_is_refused(
 
 def test_no_attribute_takes_a_field_of_the_release() -> None:
     assert {*FIELDS, "not_private"} == {*RELEASED}
-
-
-def test_other_methods_refuse_attributes(settings: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(InputError, match=r"data\.attributes: are not for"):
-        parse_config(settings(**{k: v for k, v in ATTRIBUTES.items() if "length" not in k}))
 
 
 def test_many_combinations_are_drawn_by_their_shares() -> None:
