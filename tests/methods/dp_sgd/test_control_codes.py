@@ -14,11 +14,11 @@ import pytest
 from dpray.config.config import Config
 from dpray.engines.base import PlainPrompt
 from dpray.engines.text import TextCodec
+from dpray.mechanisms.attributes import draw_values
 from dpray.methods import registry as methods
 from dpray.methods.dp_sgd.control_codes import (
     ControlCodes,
     control_codes,
-    draw_values,
     text_encoder,
     unit_texts,
 )  # fmt: skip
