@@ -162,7 +162,7 @@ def test_an_error_of_the_device_ends_all_groups_of_its_step_and_no_draw_is_made_
         calls.append(len(groups))
         if len(calls) == 3:
             raise error
-        return torch.full((len(groups), 1), 4 * 7)
+        return torch.full((len(groups), 1), 7)
 
     monkeypatch.setattr(token, "_draw_by", lambda mechanism: draw)
     config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=False))
