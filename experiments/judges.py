@@ -17,10 +17,12 @@ from paper_scores import Example, scores
 from runs import HERE, finished, released, rows
 from sets import part
 
+from dpray.engines.embedder import locate_embedder
+
 KEPT = HERE / "measured" / "judges"
 DATA, EPSILON, REAL, TESTED, SEEDS = "agnews_coded", 1.0, 100, 300, 2
 JUDGED = ("aug_pe", "private_prediction_bare", "dp_kps", "dp_sgd")
-ENCODER, LM = "sentence-transformers/all-MiniLM-L6-v2", "smollm2"
+EMBEDDER, LM = "sentence-transformers/all-MiniLM-L6-v2", "smollm2"
 
 Found = Mapping[str, Any]
 
@@ -68,8 +70,8 @@ def judge(method: str) -> None:
         "test": examples(rows(part(DATA, "test"))[:TESTED]),
     }
     asked = argparse.Namespace(
-        networks=True, distances=True, phrases=False, encoder=ENCODER, lm=LM, embedder=ENCODER,
-        seeds=SEEDS,
+        networks=True, distances=True, phrases=False, embedder=EMBEDDER,
+        encoder=locate_embedder(EMBEDDER), lm=LM, seeds=SEEDS,
     )  # fmt: skip
     KEPT.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(scores(sets, asked), indent=1) + "\n")
