@@ -62,11 +62,11 @@ class Data(NamedTuple):
 
 
 SETS = {
-    "banking77": Data("BANKING77, 8 intents", "questions that customers ask their bank", 40),
+    "banking77": Data("BANKING77 (8 intents)", "questions that customers ask their bank", 40),
     "agnews": Data("AG News", "first paragraphs of news articles", 10),
     "yelp": Data("Yelp", "reviews of local businesses by their customers", 10),
     "trec": Data("TREC", "short questions about facts"),
-    "pubmed": Data("PubMed, long", "abstracts of medical articles", 10),
+    "pubmed": Data("PubMed abstracts", "abstracts of medical articles", 10),
     "mts_dialog": Data(
         "clinical notes", "sections of notes that doctors write after a visit", 10,
         {"GENHX": "history of the present illness", "FAM/SOCHX": "family and social history",
@@ -75,11 +75,11 @@ SETS = {
          "ROS": "review of systems", "MEDICATIONS": "medications"},
     ),
     "wikimovies": Data(
-        "films, a table", "records of films", 10, columns=("title", "year", "genres")
+        "films (a table)", "records of films", 10, columns=("title", "year", "genres")
     ),
-    "german": Data("tweets, German", "tweets about politics", language="German"),
+    "german": Data("German tweets", "tweets about politics", language="German"),
     "chinese": Data(
-        "headlines, Chinese", "headlines of news", 10, language="Chinese",
+        "Chinese headlines", "headlines of news", 10, language="Chinese",
         label_about={"0": "finance", "1": "real estate", "2": "stocks", "3": "education",
                      "4": "science", "5": "society", "6": "politics", "7": "sports",
                      "8": "games", "9": "entertainment"},
@@ -258,7 +258,7 @@ def section() -> list[str]:
         f"to cut no text. Private prediction closes half of it on {half} of {len(found)} sets, and "
         f"{cut} of {texts} texts are cut. {missing()}",
         "",
-        f"A text of each of {EXAMPLES} releases, chosen by position:",
+        "Texts of private prediction, chosen by position:",
         "",
         *(
             f"- {SETS[data].title}: {each['examples'][place % len(each['examples'])]}"
