@@ -318,14 +318,17 @@ def _beginning(new: Account) -> Chain:
 
 
 def _same_charge(made: ReadOnlyJson, asked: ReadOnlyJson) -> bool:
-    """Return whether two payloads charge for the same event. Their epsilons may differ as much as
-    those of two accountants do: a run may be resumed by a later one, and keeps its charge."""
-    is_same = made.get("accountant") == asked["accountant"]
-    tolerance = RELATIVE_ROUNDING if is_same else RELATIVE_CHANGE
-    rest = {*made, *asked} - {"accountant", "epsilon"}
-    return math.isclose(made["epsilon"], asked["epsilon"], rel_tol=tolerance) and all(
-        made.get(key) == asked.get(key) for key in rest
+    """Return whether two payloads charge for the same event. A run may be resumed by a later
+    version, whose accountant finds less, or a little more: it keeps its charge."""
+    same_event = all(
+        made.get(key) == asked.get(key) for key in {*made, *asked} - {"accountant", "epsilon"}
     )
+    if made.get("accountant") == asked["accountant"]:
+        return same_event and math.isclose(
+            made["epsilon"], asked["epsilon"], rel_tol=RELATIVE_ROUNDING
+        )
+    covered: float = made["epsilon"] * (1 + RELATIVE_CHANGE)
+    return same_event and asked["epsilon"] <= covered
 
 
 def _unbound(connection: sa.Connection, dataset: str, files: Sequence[bytes]) -> list[str]:

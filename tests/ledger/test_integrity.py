@@ -204,6 +204,8 @@ def test_a_run_that_an_older_version_charged_goes_on(
         (accountant_version(), 2e-9, False),
         ("1", 0.019, True),
         ("1", 0.021, False),
+        (accountant_version(), -2e-9, False),
+        ("1", -0.5, True),  # a later version finds less
     ],
 )
 def test_a_charge_that_another_machine_or_version_priced_is_the_same(
@@ -215,13 +217,14 @@ def test_a_charge_that_another_machine_or_version_priced_is_the_same(
         return reserve(ledger, "run-5", asked=Budget(epsilon, 0.0))
 
     monkeypatch.setattr("dpray.ledger.transaction.accountant_version", lambda: version)
-    entry = charged(price)
+    entry = charged(price * (1 + max(0.0, -change)))
     monkeypatch.undo()
+    asked = price * (1 + max(0.0, change))
     if is_same:
-        assert charged(price * (1 + change)) == entry
+        assert charged(asked) == entry
     else:
         with pytest.raises(LedgerConflict, match="reserved for another charge"):
-            charged(price * (1 + change))
+            charged(asked)
 
 
 @pytest.mark.parametrize(
