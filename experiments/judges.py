@@ -2,7 +2,8 @@
 
 `python experiments/judges.py` judges the releases of `JUDGED` that are in out/results and were not
 judged yet, by paper_scores.py, and keeps its scores in experiments/measured/judges. A release and
-the real records next to it, `REAL` private ones, are judged on `TESTED` test records.
+the real records next to it, `REAL` private ones, are judged on `TESTED` test records. Language
+models as judges (`paper_scores.py --lm`) take hours on a CPU, and are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dpray.engines.embedder import locate_embedder
 KEPT = HERE / "measured" / "judges"
 DATA, EPSILON, REAL, TESTED, SEEDS = "agnews_coded", 1.0, 100, 300, 2
 JUDGED = ("aug_pe", "private_prediction_bare", "dp_kps", "dp_sgd")
-EMBEDDER, LM = "sentence-transformers/all-MiniLM-L6-v2", "smollm2"
+EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 
 Found = Mapping[str, Any]
 
@@ -41,14 +42,6 @@ JUDGES: Mapping[str, tuple[str, Callable[[Found, str], float]]] = {
     "three layers on embeddings (Nagesh)": ("accuracy", trained(0)),
     "three layers with Deep CORAL (Nagesh)": ("accuracy", trained(1)),
     "MiniLM, fine-tuned (Yue, Xie: BERT, RoBERTa)": ("accuracy", trained(2)),
-    "SmolLM2-135M in context, 16 shots (Amin: babbage-002)": (
-        "accuracy",
-        lambda found, side: found["in_context"]["rows"][2][side]["accuracy"]["mean"],
-    ),
-    "SmolLM2-135M, next token after fine-tuning (Xie: BERT)": (
-        "accuracy",
-        lambda found, side: found["next_word"][side]["accuracy"]["mean"],
-    ),
     "three nearest neighbours (Yue)": ("F1", apart("neighbours.f1")),
     "lengths (Yue)": ("total variation", apart("lengths.tv")),
     "topics (Yue)": ("total variation", apart("topics.tv")),
@@ -71,7 +64,7 @@ def judge(method: str) -> None:
     }
     asked = argparse.Namespace(
         networks=True, distances=True, phrases=False, embedder=EMBEDDER,
-        encoder=locate_embedder(EMBEDDER), lm=LM, seeds=SEEDS,
+        encoder=locate_embedder(EMBEDDER), lm=None, seeds=SEEDS,
     )  # fmt: skip
     KEPT.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(scores(sets, asked), indent=1) + "\n")
@@ -91,8 +84,8 @@ def section() -> list[str]:
         "## The papers' judges",
         "",
         "The judges of the four papers on releases about AG News with codes for labels at epsilon "
-        f"{EPSILON:g}, one run each, tested on {TESTED} real records, {SEEDS} seeds "
-        "(`python experiments/judges.py`):",
+        f"{EPSILON:g}, one run each, tested on {TESTED} real records, {SEEDS} seeds, without the "
+        "language models (`python experiments/judges.py`):",
         "",
         f"| judge | measures | {' | '.join(name for name, *_ in sides)} |",
         f"|---|---|{'---|' * len(sides)}",
