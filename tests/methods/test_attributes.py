@@ -293,6 +293,28 @@ def found_share(found: Counter[tuple[object, ...]], label: str) -> float:
     return sum(n for key, n in found.items() if key[0] == label) / found.total()
 
 
+def test_prompts_have_room_for_the_values_of_the_most_tokens(
+    config: Callable[..., Config], engine: Any
+) -> None:
+    """Which need not be the longest ones: a charged run would end at a batch that drew them."""
+    values = ["the patient the patient", "zq1xj%kv7wz"]
+    few, many = (len(engine.encode(Prompt(value))) for value in values)
+    assert few < many
+    run = config("private_prediction", data__attributes={"stars": [1, 5], "city": values})
+    plan: Any = registry.make_plan(run)
+    assert plan.template.template.about.attributes["city"] == values[1]
+    byte_longest = plan.template.template.saying({"stars": "5", "city": values[0]})
+    unseen = replace(
+        plan,
+        template=replace(plan.template, template=byte_longest),
+        settings=plan.settings.model_copy(update={"max_tokens": 255}),
+    )
+    public = [plan.template.public_prompt(label) for label in run.data.label_names]
+    tokens = max(len(engine.encode(prompt)) for prompt in public)
+    with pytest.raises(InputError, match=rf"^method\.max_tokens: 255 and the {tokens} tokens of"):
+        unseen.try_engine(engine)
+
+
 class CountedItems(dict[Any, float]):
     read = 0
 
