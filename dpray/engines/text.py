@@ -421,17 +421,30 @@ def whole_sentences(text: str) -> str:
     return text[:end] if end >= LEAST_WHOLE * len(text) else text
 
 
-_QUOTED = re.compile(r'"[^"]+"?|“[^“”]+”?|„[^„“”]+[“”]?|«[^«»]+»?')
+_MARKS = {
+    '"': '"', "“": "”", "”": "”", "„": "“”", "«": "»", "»": "«", "‹": "›", "›": "‹", "「": "」",
+    "『": "』",
+}  # fmt: skip
+"""The quotation marks of languages: an opening one, and those that close it."""
+
+_QUOTED = re.compile(
+    "|".join(
+        # Whole, or else cut, or closed by the mark that every keyboard has.
+        f'{opening}([^{opening}{close}]+)[{close}]|{opening}([^{opening}{close}"]+)"?'
+        for opening, close in _MARKS.items()
+    )
+)
 
 
 def unquoted(text: str) -> str:
-    """Return a text without the quotation marks around all of it, in which chat models put an
-    example; the closing one is missing if the text was cut.
+    """Return a text without the pair of quotation marks around all of it, in which chat models put
+    an example; the closing one is missing if the text was cut.
 
     >>> unquoted('"The card is here."'), unquoted('"Yes", she said. "No."')
     ('The card is here.', '"Yes", she said. "No."')
     """
-    return text.strip('"“”„«»') if _QUOTED.fullmatch(text) else text
+    found = _QUOTED.fullmatch(text)
+    return text if found is None else found[found.lastindex or 0].strip()
 
 
 def readable_tokens(text_config: Any) -> int:

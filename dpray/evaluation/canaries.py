@@ -31,6 +31,8 @@ from dpray.types import DprayError, InputError, Json, OnProgress, Progress, Resu
 RunMethod = Callable[[Config, OnProgress], object]
 REPETITIONS = (1, 10, 100)
 QUANTILES = np.linspace(0, 1, 21)
+MOST_NATS = 700.0
+"""The largest loss that counts as itself: its perplexity is near the largest float64."""
 
 _SIGNS = {
     "C": "BDFGKLMNPRSTVZ",
@@ -103,8 +105,9 @@ def ranked(losses: Sequence[float]) -> Json:
     if the model knows nothing. `look_alikes` are the perplexities that 0, 5, ..., 100 % of the
     other losses are below.
     """
-    own, others = losses[0], np.array(losses[1:])
-    rank = 1 + float((others < own).sum()) + float((others == own).sum()) / 2
+    # A model that noise has ruined gives losses whose perplexity no float64 has, or no number.
+    own, *others = np.fmin(losses, MOST_NATS).tolist()
+    rank = 1 + sum(other < own for other in others) + others.count(own) / 2
     return {
         "rank": rank,
         "candidates": len(losses),

@@ -164,14 +164,20 @@ class Plan(ABC):
         data = self.config.data
         if not data.attributes:
             return [{}] * texts
-        own = {data.label: label}
         named = ([(name, value) for value in of] for name, of in data.attribute_names.items())
-        shares: Mapping[Values, float] = {
-            tuple(each for each in values if each[0] not in own): share
-            for values, share in self.joint.items()
-            if all(own.get(column, value) == value for column, value in values)
-        }
-        return draw_values([shares or dict.fromkeys(product(*named), 1.0)], texts, rng)
+        shares = self._joint_of_labels.get(label) or dict.fromkeys(product(*named), 1.0)
+        return draw_values([shares], texts, rng)
+
+    @cached_property
+    def _joint_of_labels(self) -> Mapping[str, Mapping[Values, float]]:
+        """Return the `joint` shares by label, without it: there may be many labels, and each is
+        looked up."""
+        column, found = self.config.data.label, dict[str, dict[Values, float]]()
+        for values, share in self.joint.items():
+            label = next((value for name, value in values if name == column), "")
+            of_attributes = tuple(each for each in values if each[0] != column)
+            found.setdefault(label, {})[of_attributes] = share
+        return found
 
     @property
     def about(self) -> About:

@@ -22,12 +22,14 @@ class Needs:
     """The least that a run needs at a time, in public numbers: the `actors`, of which the first one
     has the engine and the last one a shard, and the further `ranks` of a training. An engine of
     several stages has the first `engine` bundles, one for each GPU, and the `stage` bundles of each
-    of its stages are on one machine."""
+    of its stages are on one machine. The `training` has all of its ranks, also those that have the
+    GPUs of the engine."""
 
     actors: tuple[Bundle, ...]
     ranks: tuple[Bundle, ...] = ()
     engine: int = 1
     stage: int = 1
+    training: tuple[Bundle, ...] = ()
 
     def __str__(self) -> str:
         return actors_in_words([*self.actors, *self.ranks]) if self.actors else ""
@@ -52,8 +54,8 @@ def needs(config: Config) -> Needs:
     whole = bundles_of((cpus, of_bundle, memory)) * bundles
     if "dp_sgd" in names:
         # A rank has one GPU. The engine, which comes later, may have those of several ranks.
-        others = runtime.ranks[0] - max(1, int(gpus))
-        return Needs(whole, rank_bundle(config) * others, bundles, stage)
+        rank, least = rank_bundle(config), runtime.ranks[0]
+        return Needs(whole, rank * (least - max(1, int(gpus))), bundles, stage, rank * least)
     uses_gpus = config.engine.is_local or "aug_pe" in names
     return Needs(whole if uses_gpus else bundles_of((cpus, 0.0, memory)), (), bundles, stage)
 

@@ -277,16 +277,22 @@ def check_room(needs: Needs, nodes: Sequence[ReadOnlyJson]) -> None:
     bundles = [*needs.actors, *needs.ranks]
     if not bundles or may_grow(nodes):
         return
-    whole, machines = in_stages(needs, bundles), [node["Resources"] for node in nodes]
-    if fits(whole, machines):
-        return
-    gpus = [{"GPU": each["GPU"]} for each in whole if "GPU" in each]
-    key = "actors" if needs.ranks else "cpus_per_actor"
-    raise InputError(
-        f"runtime.{key if fits(gpus, machines) else 'gpus_per_actor'}: the run needs {needs} at a "
-        "time, which the cluster has no room for; lower runtime.actors, runtime.cpus_per_actor, "
-        "runtime.gpus_per_actor or runtime.memory_per_actor, or add machines"
-    )
+    machines = [node["Resources"] for node in nodes]
+    # One engine of several GPUs may need fewer CPUs and less memory than the ranks before it.
+    training = f"for its training {actors_in_words(needs.training)}"
+    for whole, words, key in (
+        (in_stages(needs, bundles), str(needs), "actors" if needs.ranks else "cpus_per_actor"),
+        (needs.training, training, "actors"),
+    ):
+        if fits(whole, machines):
+            continue
+        gpus = [{"GPU": each["GPU"]} for each in whole if "GPU" in each]
+        raise InputError(
+            f"runtime.{key if fits(gpus, machines) else 'gpus_per_actor'}: the run needs {words} "
+            "at a time, which the cluster has no room for; lower runtime.actors, "
+            "runtime.cpus_per_actor, runtime.gpus_per_actor or runtime.memory_per_actor, or add "
+            "machines"
+        )
 
 
 # The run under way

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 from dpray.evaluation.canaries import REPETITIONS, SECRETS, look_alikes, make_canaries, ranked
 from dpray.mechanisms.randomness import generator, new_key
+from dpray.report.pictures import canaries_svg
 from tests.integration.processes import wait_for
 
 
@@ -26,6 +28,15 @@ def test_rank_counts_those_of_lower_loss_and_ties_by_half(loss: float, rank: flo
     assert found == {"rank": rank, "candidates": 6, "exposure": math.log2(6 / rank)}
     assert len(looks) == 21 and looks == sorted(looks)
     assert looks[0] == pytest.approx(math.e) and looks[10] == pytest.approx(math.exp(3))
+
+
+def test_losses_of_a_ruined_model_have_perplexities_that_json_holds() -> None:
+    found = ranked([math.nan, 1.0, 2e4, math.nan, math.inf])
+    assert found["rank"] == 3.5
+    numbers = [found["perplexity"], *found["look_alikes"]]
+    assert max(json.loads(json.dumps(numbers, allow_nan=False))) == numbers[0] == math.exp(700)
+    svg = canaries_svg([found | {"kind": kind, "repetitions": 1} for kind in ("name", "plate")])
+    assert "nan" not in svg and "inf" not in svg
 
 
 def test_one_of_every_kind_for_each_number_of_repetitions() -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -289,6 +291,61 @@ def test_votes_do_not_change_the_shares_of_attributes(
 
 def found_share(found: Counter[tuple[object, ...]], label: str) -> float:
     return sum(n for key, n in found.items() if key[0] == label) / found.total()
+
+
+def test_prompts_have_room_for_the_values_of_the_most_tokens(
+    config: Callable[..., Config], engine: Any
+) -> None:
+    """Which need not be the longest ones: a charged run would end at a batch that drew them."""
+    values = ["the patient the patient", "zq1xj%kv7wz"]
+    few, many = (len(engine.encode(Prompt(value))) for value in values)
+    assert few < many
+    run = config("private_prediction", data__attributes={"stars": [1, 5], "city": values})
+    plan: Any = registry.make_plan(run)
+    assert plan.template.template.about.attributes["city"] == values[1]
+    byte_longest = plan.template.template.saying({"stars": "5", "city": values[0]})
+    unseen = replace(
+        plan,
+        template=replace(plan.template, template=byte_longest),
+        settings=plan.settings.model_copy(update={"max_tokens": 255}),
+    )
+    public = [plan.template.public_prompt(label) for label in run.data.label_names]
+    tokens = max(len(engine.encode(prompt)) for prompt in public)
+    with pytest.raises(InputError, match=rf"^method\.max_tokens: 255 and the {tokens} tokens of"):
+        unseen.try_engine(engine)
+
+
+class CountedItems(dict[Any, float]):
+    read = 0
+
+    def items(self) -> Any:
+        self.read += 1
+        return super().items()
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_the_shares_are_gone_through_once_for_all_labels(
+    config: Callable[..., Config], labelled: bool
+) -> None:
+    """There are up to 200,000 of them, and there may be as many labels."""
+    none: dict[str, Any] = {
+        "data__label": None,
+        "data__labels": (),
+        "data__label_proportions": None,
+    }
+    run = config("aug_pe", **({} if labelled else none))
+    combinations = product(*(product([name], of) for name, of in run.data.public_values.items()))
+    joint = CountedItems({values: float(n) for n, values in enumerate(combinations)})
+    plan = replace(registry.make_plan(run), joint=joint)
+    labels = list(run.data.label_names) or [""]
+    drawn = {label: plan.drawn_values(label, 28, np.random.default_rng(0)) for label in labels}
+    assert joint.read == 1
+    for place, label in enumerate(labels):
+        found = Counter((each["stars"], each["city"]) for each in drawn[label])
+        shares = [4 * place + n for n in range(4)]
+        expected = dict(zip(product("15", ["x", "other"]), shares, strict=True))
+        for values, share in expected.items():
+            assert abs(found[values] - 28 * share / sum(shares)) < 1 + 1e-9
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -120,6 +120,22 @@ def test_what_has_no_room_is_refused(
         given_room(config, changes, cluster)
 
 
+@pytest.mark.parametrize(("cpus", "has_room"), [(3.0, False), (4.0, True)])
+def test_the_ranks_in_the_place_of_an_engine_have_room_too(
+    config: Callable[..., Config], cpus: float, has_room: bool
+) -> None:
+    """An engine of four GPUs has the CPUs of one actor; the four ranks before it have those of
+    four. Found out after the charge, the training would never begin."""
+    changes = {"method": DP_SGD, "runtime__actors": 4, "engine__kind": "vllm"}
+    cluster = [each | {"Resources": each["Resources"] | {"CPU": cpus}} for each in nodes(4.0)]
+    changes |= {"engine__tensor_parallel_size": 4}
+    if has_room:
+        assert given_room(config, changes, cluster) == 4.0
+    else:
+        with pytest.raises(InputError, match=r"^runtime\.actors: .* its training 4 actors, 1 CPU"):
+            given_room(config, changes, cluster)
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

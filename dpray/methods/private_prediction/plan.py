@@ -41,6 +41,7 @@ from dpray.methods.private_prediction.prompts import (
     check_shown,
     shown_examples,
     template_of,
+    with_longest,
 )
 from dpray.methods.private_prediction.sections import sections_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
@@ -317,10 +318,11 @@ class PrivatePredictionPlan(Plan):
     def try_engine(self, engine: Engine) -> None:
         # Where the plan is made, the model's files may not be.
         self._longest_frame(engine)
+        templates = with_longest(self.template, self.config.data.attribute_names, engine)
         if self.form is not None:
             forced_tokens(self.form, self.settings.max_tokens)
         for label in self._decoded_labels:
-            template = self.template.of_batch(label, "")
+            template = templates.of_batch(label, "")
             room = engine.context_length - self.settings.document_tokens
             check_shown(engine, template, label, room)
         self.row_variation(engine)
@@ -340,7 +342,8 @@ class PrivatePredictionPlan(Plan):
 
     def _longest_frame(self, engine: Engine) -> int:
         context, drawn = engine.context_length, self.settings.document_tokens
-        return longest_frame(self.template, self._decoded_labels, engine, context, drawn)
+        template = with_longest(self.template, self.config.data.attribute_names, engine)
+        return longest_frame(template, self._decoded_labels, engine, context, drawn)
 
     @property
     def _decoded_labels(self) -> list[str]:
@@ -500,6 +503,8 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
         config = config.model_copy(update={"engine": engine})
     template = template_of(config, settings)
     labels, codec = config.data.proportions, codec_at_hand(config.engine)
+    if codec is not None:
+        template = with_longest(template, config.data.attribute_names, codec)
     size, memory = affordable_batch_size(settings, config.engine, template, labels, codec)
     form, forced, free = form_of(config, settings, template), 0, None
     if form is not None and codec is not None:

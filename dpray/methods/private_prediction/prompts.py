@@ -5,7 +5,7 @@ keys."""
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dpray.config.config import Config
@@ -130,6 +130,19 @@ class PromptTemplate:
 def _requests(template: Template) -> list[str]:
     """Return the keys of the private and the public request."""
     return [key for key in ("user", "public") if key in template.texts]
+
+
+def with_longest(
+    template: PromptTemplate, values: Mapping[str, Collection[str]], codec: Engine | TextCodec
+) -> PromptTemplate:
+    """Return the template with the values of the attributes that take the most tokens: a batch's
+    have no more, so what has room for these has room for all."""
+
+    def tokens(value: str) -> int:
+        return len(codec.encode(Prompt(value)))
+
+    longest = {column: max(of, key=tokens) for column, of in values.items()}
+    return replace(template, template=template.template.saying(longest)) if longest else template
 
 
 def template_of(config: Config, settings: PrivatePredictionSettings) -> PromptTemplate:

@@ -62,9 +62,26 @@ def test_a_users_own_template(tmp_path: Path) -> None:
 def test_a_text_in_quotation_marks_is_released_without_them(tmp_path: Path) -> None:
     """Marks within a text stay, and those of a template that writes around its completion."""
     texts = load_template("texts")
-    for completion in (' "It is lost."\n', " “It is lost.”", " „It is lost.“", " It is lost."):
-        assert texts.released(completion) == "It is lost."
+    quoted = (
+        ' "{}"\n',
+        " “{}”",
+        " „{}“",
+        "„{}”",
+        '„{}"',
+        "« {} »",
+        "»{}«",
+        "”{}”",
+        "「{}」",
+        " {}",
+    )
+    for completion in quoted:
+        assert texts.released(completion.format("It is lost.")) == "It is lost."
+    # Only the pair around all of it: marks of another kind next to it belong to the text.
     assert texts.released(' "Yes." "No."') == '"Yes." "No."'
+    assert texts.released('"„Ja“, said he."') == "„Ja“, said he."
+    assert texts.released("“He said «oui»”") == "He said «oui»"
+    assert texts.released('“He said "no"”') == 'He said "no"'
+    assert texts.released('„He said "no"') == '„He said "no"'
     assert texts.released(' "It is lost. Wh', is_cut=True) == "It is lost."
     path = tmp_path / "own.yaml"
     path.write_text("user: '{text}'\noutput: '({completion})'\n")
