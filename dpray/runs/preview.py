@@ -94,6 +94,7 @@ def preview(
         "forecast": forecast and asdict(forecast),
         "bits": known,
         "run": run_lines(plan, forecast),
+        "warnings": plan.method_summary()["warnings"],
         "advice": advice(plan, calls, texts, known),
         "output": config.output.path,
         "floor": None,

@@ -278,6 +278,20 @@ def test_the_next_command_has_the_settings_of_this_one(
     assert last.endswith(": dpray run 'my job.yaml' privacy.epsilon=2; if not: docs/bad_texts.md")
 
 
+def test_a_preview_warns_as_the_plan_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever skips the plan learns here what is wrong with it."""
+    config_of(tmp_path, "dp_kps", public_size=50)
+    plan = make_plan(dpray.load(tmp_path / "c.yaml", "method.estimator=rff"))
+    found = preview(plan, 1, lambda *_, **__: Writer([("A text.", 3)]), no_progress, False)
+    assert found["warnings"] and found["warnings"] == plan.method_summary()["warnings"]
+    show_preview(found, ["job.yaml"], Terminal())
+    shown = capsys.readouterr().out
+    assert f"warning: {found['warnings'][0]}" in shown
+    assert "as fast as this machine was just now" in shown
+
+
 def test_labels_by_their_shares() -> None:
     assert spread_labels({"a": 0.6, "b": 0.4}, 5) == ["a", "b", "a", "b", "a"]
     assert spread_labels({"": 1.0}, 2) == ["", ""]
