@@ -51,7 +51,9 @@ def show_preview(found: Json, arguments: Sequence[str], console: Terminal) -> No
         console.print(line, style="dim", highlight=False, soft_wrap=True)
     console.print()
     for each in found["texts"]:
-        name = Text(printable("text" if each["label"] is None else str(each["label"])), "bold")
+        of = [] if each["label"] is None else [str(each["label"])]
+        of += [f"{name}: {value}" for name, value in each["attributes"].items()]
+        name = Text(printable(", ".join(of) or "text"), "bold")
         cut = " [cut]" if each["cut"] else ""
         console.print(name, f"{each['text'] or '(empty)'}{cut}", sep=": ", soft_wrap=True)
     console.print()

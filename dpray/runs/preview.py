@@ -76,10 +76,13 @@ def preview(
         {
             "text": released_text(calls, answer, request),
             "label": config.data.released_label(label),
+            "attributes": config.data.released_attributes(values) if values else {},
             "tokens": answer.completion_tokens,
             "cut": answer.finish_reason == "length",
         }
-        for answer, label, request in zip(answers, labels, calls.requests, strict=True)
+        for answer, label, request, values in zip(
+            answers, labels, calls.requests, calls.attributes or [{}] * records, strict=True
+        )
     ]
     prompt = calls.requests[0].prompt
     found = {

@@ -273,6 +273,7 @@ class PrivatePredictionPlan(Plan):
             settings.sections,
             request,
             self.template.joined,
+            [*drawn.values()],
         )
 
     # What every plan answers
