@@ -96,7 +96,7 @@ class ProgressLog:
     def __init__(
         self,
         write: Callable[[str], None],
-        activity: str = "",
+        activity: str = "starting",
         *,
         as_json: bool = False,
         actors: Callable[[], Actors | None] = lambda: None,
@@ -175,7 +175,7 @@ def _shown_count(now: Progress) -> str:
 
 @contextmanager
 def progress_bar(
-    activity: str = "",
+    activity: str = "starting",
     *,
     transient: bool = True,
     as_json: bool = False,

@@ -26,6 +26,14 @@ def test_a_short_command_writes_nothing(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.usefixtures("at_once")
+def test_a_bar_without_an_activity_is_starting(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar():
+        while not (written := capsys.readouterr().err):
+            threading.Event().wait(0.01)
+    assert re.match(r"0:00:\d\d starting", written)
+
+
+@pytest.mark.usefixtures("at_once")
 def test_each_change_of_activity_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar("starting", actors=lambda: (3, 4)) as show:
         for number in range(3):

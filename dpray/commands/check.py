@@ -174,16 +174,19 @@ def _show_labels(found: Json, console: Terminal) -> None:
 
 
 def _of_shares(found: Json) -> list[str]:
-    """Return a sentence about each label that has far fewer rows than the plan assumes: its batches
-    would be small, and its texts more noise than rows."""
-    total = found["records"]
+    """Return a sentence about the labels that have far fewer rows than the plan assumes: their
+    batches would be small, and their texts more noise than rows."""
+    total, few = found["records"], dict[str, list[str]]()
+    for name, count in found["labels"].items():
+        share = found["label_shares"].get(name, 0)
+        if share > 0 and count < FEW_OF_ASSUMED * share * total:
+            few.setdefault(f"{share:.1%}", []).append(f"{spelled(name)} has {count:,} rows")
     return [
-        f"{spelled(name)} has {count:,} rows, and the plan assumes {share:.1%} of all: merge it "
-        "with another label, leave it out (data.other_labels: skip), or say the shares that "
-        "anybody may know by data.label_proportions"
-        for name, count in found["labels"].items()
-        if (share := found["label_shares"].get(name, 0)) > 0
-        and count < FEW_OF_ASSUMED * share * total
+        f"{', '.join(names)}, and the plan assumes {share} of all"
+        f"{' for each' if len(names) > 1 else ''}: merge rare labels with others, leave them out "
+        "(data.other_labels: skip), or say the shares that anybody may know by "
+        "data.label_proportions"
+        for share, names in few.items()
     ]
 
 

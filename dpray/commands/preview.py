@@ -51,7 +51,9 @@ def show_preview(found: Json, arguments: Sequence[str], console: Terminal) -> No
         console.print(line, style="dim", highlight=False, soft_wrap=True)
     console.print()
     for each in found["texts"]:
-        name = Text(printable("text" if each["label"] is None else str(each["label"])), "bold")
+        of = [] if each["label"] is None else [str(each["label"])]
+        of += [f"{name}: {value}" for name, value in each["attributes"].items()]
+        name = Text(printable(", ".join(of) or "text"), "bold")
         cut = " [cut]" if each["cut"] else ""
         console.print(name, f"{each['text'] or '(empty)'}{cut}", sep=": ", soft_wrap=True)
     console.print()
@@ -65,7 +67,10 @@ def show_preview(found: Json, arguments: Sequence[str], console: Terminal) -> No
         line = f"{bits['per_byte']:.2f} bits for a byte of {bits['of']}"
         console.print(f"The model needs {line} (at most {bits['most']:g} if it knows it)")
     for name, line in found["run"].items():
-        console.plain(f"The run, {name}: {line}")
+        measured = "; as fast as this machine was just now" if name == "time" else ""
+        console.plain(f"The run, {name}: {line}{measured}")
+    for each in found["warnings"]:
+        console.note("warning", "yellow", each)
     for each in found["advice"]:
         console.note("change", "yellow", each)
     if found["floor"] is not None:

@@ -154,6 +154,7 @@ def starter_values(
         "columns": header.columns,
         "encoding": form.encoding,
         "skip_rows": form.skip_rows,
+        "delimited": header.delimiter is not None,  # then all cells are texts
         "delimiter": header.delimiter if header.delimiter != "," else None,
         "quote": form.quote if form.quote != AS_RECOGNISED.quote else None,
         "escape": form.escape,

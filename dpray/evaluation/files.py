@@ -20,9 +20,11 @@ from dpray.extras import require
 from dpray.io.after import after
 from dpray.io.columns import (
     OTHER,
+    Label,
     column_of,
     cut_share,
     is_empty,
+    is_known,
     label_name,
     plain_value,
     text_of,
@@ -91,6 +93,8 @@ def evaluate_files(
     persons = "real" if settings.train is None else "train"
     settings = _with_columns_of(run, settings, own)
     text_of = text_reader(settings, schema or {})
+    labels = _labels_of(run, settings)
+    kept = row_rule(settings.after, labels, settings.label or LABEL)
     units: list[str] = []
     listed = run.get("attributes") or {}
     names = [*listed] if settings.attributes is None else listed_columns(settings.attributes)
@@ -109,7 +113,7 @@ def evaluate_files(
             text_of,
             settings.label or LABEL,
             forms[name],
-            settings.after if name in ("real", "train") else None,
+            kept if name in ("real", "train") else every_row,
             partial(keep, name),
         )
         for name, path in paths.items()
@@ -133,6 +137,11 @@ def evaluate_files(
     )
     if names:
         result["columns"] = compare_attributes(sets, _named(attributes, listed), settings.seeds)
+    if labels is not None:
+        result["warnings"].append(
+            "real records with labels that are not in data.labels are left out, as in the run "
+            "(data.other_labels: skip)"
+        )
     result["warnings"] += embedder_advice(settings.embedder, language, "--embedder")
     result["personal_data"] = find_patterns((text for text, _ in sets["synthetic"]), language)
     synthetic = _files(settings.synthetic, "--synthetic")
@@ -183,6 +192,16 @@ def _with_columns_of(
     if settings.unit is None and has(run.get("unit"), *persons):
         found["unit"] = run["unit"]
     return settings.model_copy(update=found)
+
+
+def _labels_of(run: ReadOnlyJson, settings: EvaluationSettings) -> dict[str, Label] | None:
+    """Return the labels to which a run with `data.other_labels: skip` kept, by their names; None
+    without such a run, or if `--label` names another column than the run's."""
+    if run.get("other_labels") != "skip" or not run.get("labels"):
+        return None
+    if settings.label not in (None, LABEL, run.get("label")) or HIDDEN in run["labels"]:
+        return None
+    return {label_name(label): label for label in run["labels"]}
 
 
 def compare_attributes(
@@ -254,18 +273,38 @@ def listed_columns(names: str, key: str = "--attributes") -> list[str]:
     return columns
 
 
+def every_row(row: FileRow, where: Where) -> bool:
+    """Keep every row."""
+    return True
+
+
+def row_rule(
+    rule: str | None, labels: Mapping[str, Label] | None, column: str
+) -> Callable[[FileRow, Where], bool]:
+    """Return whether a row is kept by a rule of the form of `data.after`, and has one of `labels`
+    in `column`."""
+    if rule is None and labels is None:
+        return every_row
+
+    def keeps(row: FileRow, where: Where) -> bool:
+        if rule is not None and not after(rule).keeps(row, where):
+            return False
+        return labels is None or is_known(_cell(row, column, where), labels)
+
+    return keeps
+
+
 def read_labelled(
     path: str,
     key: str,
     read_text: TextOf,
     label: str,
     form: FileFormat,
-    rule: str | None = None,
+    keeps: Callable[[FileRow, Where], bool] = every_row,
     further: Callable[[FileRow, Where], None] = lambda row, where: None,
 ) -> list[Labelled]:
     """Read the records of files, or of the release in a run's folder; blank texts are left out, and
-    rows that the `rule`, of the form of `data.after`, does not keep. `further` gets the row of each
-    record."""
+    rows for which `keeps` is false. `further` gets the row of each record."""
     released = Path(path) / RECORDS
     if (Path(path) / RUN_FILE).exists() and not released.exists():
         raise InputError(f"{key}: {path}: a run's folder without {RECORDS}, not finished")
@@ -275,7 +314,7 @@ def read_labelled(
     records: list[Labelled] = []
     for file in _files(path, key):
         for where, row in read_rows(file, form):
-            if rule is not None and not after(rule).keeps(row, where):
+            if not keeps(row, where):
                 continue
             if not records and key in ("--synthetic", "--floor"):
                 read_text = _own_text(row, read_text, where)
@@ -288,7 +327,8 @@ def read_labelled(
             records.append(record)
             further(row, where)
     if not records:
-        raise InputError(f"{path}: no records")
+        which = "" if keeps is every_row else " that --after and data.labels of the run keep"
+        raise InputError(f"{path}: no records{which}")
     return records
 
 
@@ -314,9 +354,13 @@ def _has(row: dict[str, object], column: str, where: Where) -> bool:
     return True
 
 
+def _cell(row: dict[str, object], column: str, where: Where) -> object:
+    return column_of(row, column, where) if _has(row, column, where) else None
+
+
 def _label(row: dict[str, object], column: str, where: Where) -> str | None:
     """Return the name of a row's label, or None for a row without a label."""
-    value = column_of(row, column, where) if _has(row, column, where) else None
+    value = _cell(row, column, where)
     if isinstance(value, dict | list):
         raise InputError(f"{where}: no label in column '{column}'")
     return None if value is None else label_name(value)

@@ -87,6 +87,7 @@ class PublicCalls:
     following: makes of a request's number, and of its sections that are written, each with whether
     it was cut, the request of the next section.
     joined: makes a text of such sections.
+    attributes: those that each request asks for, none without `data.attributes`.
     """
 
     requests: Sequence[Request]
@@ -96,6 +97,7 @@ class PublicCalls:
     sections: int = 1
     following: Callable[[int, Sequence[tuple[str, bool]]], Request] | None = None
     joined: Callable[[Sequence[tuple[str, bool]]], str] | None = None
+    attributes: Sequence[Mapping[str, str]] | None = None
 
 
 @dataclass(frozen=True)

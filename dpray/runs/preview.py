@@ -76,10 +76,13 @@ def preview(
         {
             "text": released_text(calls, answer, request),
             "label": config.data.released_label(label),
+            "attributes": config.data.released_attributes(values) if values else {},
             "tokens": answer.completion_tokens,
             "cut": answer.finish_reason == "length",
         }
-        for answer, label, request in zip(answers, labels, calls.requests, strict=True)
+        for answer, label, request, values in zip(
+            answers, labels, calls.requests, calls.attributes or [{}] * records, strict=True
+        )
     ]
     prompt = calls.requests[0].prompt
     found = {
@@ -94,6 +97,7 @@ def preview(
         "forecast": forecast and asdict(forecast),
         "bits": known,
         "run": run_lines(plan, forecast),
+        "warnings": plan.method_summary()["warnings"],
         "advice": advice(plan, calls, texts, known),
         "output": config.output.path,
         "floor": None,

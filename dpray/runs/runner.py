@@ -276,7 +276,7 @@ class Run:
         kept = self.folder.private / DATA_FINGERPRINT
 
         def show(share: float) -> None:
-            self.on_progress(Progress("hashing files", round(100 * share), 100, "percent"))
+            self.on_progress(Progress("hashing files", round(100 * share), 100, "in percent"))
 
         show(0.0)
         digests = (cluster.hash_files if self.on_ray else file_digests)(self._data_read.path, show)

@@ -174,8 +174,8 @@ def check_loads(
         return loaded, rates_of(loaded)
     runtime = config.runtime
     gpus = runtime.gpus_per_actor or 0.0
-    room = f"{runtime.cpus_per_actor:g} CPU(s)" + (f", {gpus:g} GPU(s)" if gpus else "")
-    on_progress(Progress("loading the model", detail=f"on a machine with {room}"))
+    room = f"{runtime.cpus_per_actor:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
+    on_progress(Progress("loading the model", detail=f"on a machine with {room} to spare"))
     placement, actor_class = run_placement(), _engine_actor(config)
 
     def ask(actor: Any) -> Rates | None:

@@ -367,8 +367,13 @@ def test_rows_of_labels_that_are_left_out_are_no_error(
     # The rows of a label are shown next to the share that the plan assumes.
     assert run_command(["check", *arguments, "data.other_labels=skip"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert '"b" has 1 rows, and the plan assumes 50.0% of all: merge it' in shown
+    assert '"b" has 1 rows, and the plan assumes 50.0% of all: merge rare labels' in shown
     assert '"a" has' not in shown
+    # Several such labels are one message.
+    assert run_command(["check", *arguments, "data.labels=[a, b, c]"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert '"b" has 1 rows, "c" has 1 rows, and the plan assumes 33.3% of all for each' in shown
+    assert shown.count("data.label_proportions") == 1
 
 
 def test_labels_that_are_codes_are_told_to_have_no_meaning(job: Job) -> None:

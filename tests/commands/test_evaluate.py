@@ -408,6 +408,28 @@ def test_columns_are_those_of_the_run(tmp_path, without_a_model, of_run, named):
     assert alone["replays"] != found["replays"]
 
 
+def test_labels_that_the_run_left_out_are_left_out(tmp_path, without_a_model, of_run):
+    """A classifier cannot know a label that the release was never to have."""
+    kept, labels = notes(60, 1), sorted({label for _, label in notes(60, 1)})
+    real = write_jsonl(tmp_path / "real.jsonl", kept)
+    with open(real, "a") as file:
+        for other in ("rare", None):
+            file.write(json.dumps({"text": "a rare note", "label": other}) + "\n")
+    files = {"real": real, "synthetic": of_run(labels=labels, other_labels="skip")}
+    found = evaluate_files(EvaluationSettings(**files, seeds=1))
+    alone = {"real": write_jsonl(tmp_path / "kept.jsonl", kept), "synthetic": files["synthetic"]}
+    expected = evaluate_files(EvaluationSettings(**alone, seeds=1))
+    assert found["downstream"] == expected["downstream"]
+    assert found["lengths"] == expected["lengths"]
+    assert any("data.other_labels" in words for words in found["warnings"])
+    of_run(labels=labels, other_labels="refuse")
+    with pytest.raises(InputError, match="some records have a label, some have none"):
+        evaluate_files(EvaluationSettings(**files, seeds=1))
+    of_run(labels=["of no record"], other_labels="skip")
+    with pytest.raises(InputError, match=r"no records that .* data\.labels of the run keep"):
+        evaluate_files(EvaluationSettings(**files, seeds=1))
+
+
 def test_a_column_that_the_run_does_not_tell_is_asked_for(tmp_path, of_run):
     real = write_jsonl(tmp_path / "real.jsonl", notes(60, 1), "note")
     settings = EvaluationSettings(real=real, synthetic=of_run(text="(a column)"))

@@ -63,7 +63,8 @@ def test_a_configuration_that_loads(folder: Path, capsys: pytest.CaptureFixture[
     assert config.privacy.dataset == "Patient-notes" and config.method.name == "private_prediction"
     assert config.output.path == "out/Patient-notes"
     assert config.method.model_dump()["stop"] == ("\n\n",)
-    assert made.read_text(encoding="utf-8").count("#") > 10
+    page = made.read_text(encoding="utf-8")
+    assert page.count("#") > 10 and "# label_about: {A: WORDS}" in page
     assert "dpray check" in capsys.readouterr().out
 
 
@@ -74,6 +75,12 @@ def test_tables_and_conversations(folder: Path, capsys: pytest.CaptureFixture[st
     assert config.data.text == ("title", "year") and config.data.turns is None
     schema = config.method.model_dump()["schema"]
     assert schema["required"] == ["title", "year"] and not schema["additionalProperties"]
+    # The cells of CSV are texts, so the model may write no other value. JSON has types.
+    assert schema["properties"] == {"title": {"type": "string"}, "year": {"type": "string"}}
+    (folder / "typed.jsonl").write_text('{"title": "Up", "year": 2009}\n')
+    assert run_command(["init", "typed.jsonl", *NEEDED, "--text", "title,year"]) == 0
+    typed = dpray.load(folder / "typed.yaml").method.model_dump()["schema"]
+    assert typed["properties"] == {"title": {}, "year": {}}
     assert config.method.model_dump()["stop"] == ()  # a record is one paragraph by its schema
     dpray.plan(config)
     (folder / "chats.jsonl").write_text('{"chat": [{"role": "user", "content": "Hi"}]}\n')

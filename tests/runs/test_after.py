@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpray.config.data import DataConfig
-from dpray.evaluation.files import read_labelled
+from dpray.evaluation.files import read_labelled, row_rule
 from dpray.io.after import after
 from dpray.io.columns import text_of
 from dpray.io.formats import AS_RECOGNISED, Where
@@ -158,7 +158,9 @@ def test_an_evaluation_reads_the_rows_of_the_rule_only(tmp_path: Path) -> None:
     file = tmp_path / "real.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     reader = partial(text_of, column="text")
-    read = read_labelled(str(file), "--real", reader, "label", AS_RECOGNISED, rule="id > 3")
+    read = read_labelled(
+        str(file), "--real", reader, "label", AS_RECOGNISED, row_rule("id > 3", None, "label")
+    )
     assert [text for text, _ in read] == ["text 4", "text 5"]
 
 

@@ -205,6 +205,10 @@ def test_the_packaged_model_previews_private_prediction(
     assert "--floor" in capsys.readouterr().out
     assert run_command([*command, "--json", "method.sections=3"]) == 0
     longer = json.loads(capsys.readouterr().out)
+    stars = ["data.attributes.stars=[717, 929]", "data.label_proportions=measured"]
+    assert run_command([*command, "--json", *stars]) == 0
+    [*with_stars] = json.loads(capsys.readouterr().out)["texts"]
+    assert all(each["attributes"]["stars"] in {717, 929} for each in with_stars)
     assert longer["tokens_per_text"] > found["tokens_per_text"]
     assert any("\n\n" in each["text"] for each in longer["texts"])
 
@@ -276,6 +280,35 @@ def test_the_next_command_has_the_settings_of_this_one(
     first, *_, last = capsys.readouterr().out.splitlines()[1:]
     assert first.startswith("Prompt, as ") and first.endswith(" gets it:")
     assert last.endswith(": dpray run 'my job.yaml' privacy.epsilon=2; if not: docs/bad_texts.md")
+
+
+@pytest.mark.parametrize("method", ["aug_pe", "dp_kps", "dp_sgd"])
+def test_a_text_is_shown_with_its_attributes(
+    tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"attributes": {"stars": [717, 929]}, "label_proportions": "measured"}
+    writer = Writer([("A text.", 3)])
+    plan = make_plan(config_of(tmp_path, method, **data))
+    found = preview(plan, 2, lambda *_, **__: writer, no_progress, False)
+    shown = [each["attributes"]["stars"] for each in found["texts"]]
+    for value, prompt in zip(shown, writer.prompts, strict=True):
+        assert value in {717, 929} and str(value) in f"{prompt.user} {prompt.prefix}"
+    show_preview(found, ["job.yaml"], Terminal())
+    assert f"1, stars: {shown[0]}: A text." in capsys.readouterr().out
+
+
+def test_a_preview_warns_as_the_plan_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever skips the plan learns here what is wrong with it."""
+    config_of(tmp_path, "dp_kps", public_size=50)
+    plan = make_plan(dpray.load(tmp_path / "c.yaml", "method.estimator=rff"))
+    found = preview(plan, 1, lambda *_, **__: Writer([("A text.", 3)]), no_progress, False)
+    assert found["warnings"] and found["warnings"] == plan.method_summary()["warnings"]
+    show_preview(found, ["job.yaml"], Terminal())
+    shown = capsys.readouterr().out
+    assert f"warning: {found['warnings'][0]}" in shown
+    assert "as fast as this machine was just now" in shown
 
 
 def test_labels_by_their_shares() -> None:

@@ -170,7 +170,7 @@ def test_a_model_whose_actors_are_lost_again_and_again_costs_nothing(
     with pytest.raises(Resumable, match=r"lost 3 times \(ActorDiedError\)$"):
         check_loads(config(runtime__max_attempts=3), load, stages.append)
     assert tries.read_text() == "xxx"
-    assert stages == [Progress("loading the model", detail="on a machine with 1 CPU(s)")]
+    assert stages == [Progress("loading the model", detail="on a machine with 1 CPU to spare")]
 
 
 def lose(actor: Any) -> None:

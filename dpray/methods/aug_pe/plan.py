@@ -90,7 +90,10 @@ class AugPePlan(Plan):
         }
         prompts = replace(self.prompts, kinds=kinds)
         requests = [Request(f"preview-{key}", prompts.random(key, rng), asked) for key in kinds]
-        return PublicCalls(requests, self.prompts.template.shows("random", "about"))
+        drawn = [kind.attributes for kind in kinds.values()]
+        return PublicCalls(
+            requests, self.prompts.template.shows("random", "about"), attributes=drawn
+        )
 
     def audit_targets(self) -> Iterator[Target]:
         """Yield one vote histogram, and those of all iterations together."""

@@ -101,21 +101,23 @@ class DpKpsPlan(Plan):
         settings, rng = self.settings, np.random.default_rng()
         terms = public_terms(self)[: settings.vocabulary_size]
 
-        def prompt(label: str) -> Prompt:
+        drawn = [self.drawn_values(label, 1, rng)[0] for label in labels]
+
+        def prompt(label: str, attributes: dict[str, str]) -> Prompt:
             chosen = rng.choice(terms, min(settings.sequence_length, len(terms)), replace=False)
             return self.prompts.prompt(
                 chosen.tolist(),
                 label,
                 rng,
                 name_label=settings.label_in_prompt,
-                attributes=self.drawn_values(label, 1, rng)[0],
+                attributes=attributes,
             )
 
         requests = [
-            Request(f"preview-{number}", prompt(label), self.sampling)
-            for number, label in enumerate(labels)
+            Request(f"preview-{number}", prompt(label, values), self.sampling)
+            for number, (label, values) in enumerate(zip(labels, drawn, strict=True))
         ]
-        return PublicCalls(requests, self.prompts.template.shows("user", "about"))
+        return PublicCalls(requests, self.prompts.template.shows("user", "about"), attributes=drawn)
 
     @property
     def about(self) -> About:

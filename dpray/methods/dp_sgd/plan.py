@@ -109,7 +109,8 @@ class DpSgdPlan(Plan):
             [
                 Request(f"preview-{number}", PlainPrompt(code), sampling)
                 for number, code in enumerate(codes)
-            ]
+            ],
+            attributes=drawn,
         )
 
     @property

@@ -274,6 +274,7 @@ class PrivatePredictionPlan(Plan):
             settings.sections,
             request,
             self.template.joined,
+            [*drawn.values()],
         )
 
     # What every plan answers
