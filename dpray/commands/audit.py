@@ -68,6 +68,8 @@ def audit(
     loaded = dpray.load(config, *overrides or [])
     if picture is not None and not (canaries and loaded.method.name == "dp_sgd"):
         raise InputError("--picture: needs --canaries and the model that dp_sgd releases")
+    if picture is not None and picture == out:
+        raise InputError("--picture: is the file of --out; give another one")
     for file, key in ((out, "--out"), (picture, "--picture")):
         if file is not None:
             check_writable(file, key)
