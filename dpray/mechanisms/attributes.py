@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import log, prod, sqrt
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteGaussian
 from dpray.mechanisms.discrete_noise import Counts, checked_scale, discrete_gaussian
+from dpray.types import ReadOnlyJson
 
 Values = tuple[tuple[str, str], ...]
 """Values of several columns: each column's name with its value."""
@@ -105,7 +105,7 @@ class PairHistograms:
                     counts_N[start + place] += 1
         return counts_N
 
-    def count_rows(self, rows: Iterable[Mapping[str, Any]]) -> Counts:
+    def count_rows(self, rows: Iterable[ReadOnlyJson]) -> Counts:
         """Return the private counts of records that have their values in `columns`."""
         # A column of Arrow's maps comes back as pairs.
         return self.count(dict(row["columns"]) for row in rows)
@@ -129,7 +129,7 @@ class PairHistograms:
         shares = [*self.shares(noisy_N).values()]
         return {"noisy_counts": noisy_N.tolist(), "shares": shares}
 
-    def measured(self, released: Mapping[str, Any]) -> tuple[dict[str, float], dict[Values, float]]:
+    def measured(self, released: ReadOnlyJson) -> tuple[dict[str, float], dict[Values, float]]:
         """Return the proportions of the labels, and the shares of combinations."""
         joint = self._named(released["shares"])
         return {"": 1.0} if self.label is None else margins(joint)[self.label], joint

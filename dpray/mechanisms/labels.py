@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from dpray.accounting.events import DiscreteLaplace
 from dpray.mechanisms.attributes import Values
 from dpray.mechanisms.discrete_noise import Counts, checked_scale, discrete_laplace, laplace_scale
+from dpray.types import ReadOnlyJson
 
 K = TypeVar("K", bound=Hashable)
 
@@ -73,7 +74,7 @@ class LabelHistogram:
         found = Counter(labels)
         return np.array([found[label] for label in self.labels], dtype=np.int64)
 
-    def count_rows(self, rows: Iterable[Mapping[str, Any]]) -> Counts:
+    def count_rows(self, rows: Iterable[ReadOnlyJson]) -> Counts:
         """Return the private counts of records that have a `label`."""
         return self.count(row["label"] for row in rows)
 
@@ -94,7 +95,7 @@ class LabelHistogram:
         counts = dict(zip(self.labels, noisy_N.tolist(), strict=True))
         return {"noisy_counts": counts, "proportions": self.proportions(noisy_N)}
 
-    def measured(self, released: Mapping[str, Any]) -> tuple[dict[str, float], dict[Values, float]]:
+    def measured(self, released: ReadOnlyJson) -> tuple[dict[str, float], dict[Values, float]]:
         """Return the proportions of the labels, and no shares of combinations."""
         return released["proportions"], {}
 
