@@ -32,8 +32,9 @@ def cluster() -> Iterator[Any]:
     """One cluster for all files of a pytest process, started the way an operator starts one."""
     from tests.integration.processes import ray_cluster, short
 
-    # Its processes report to the metrics pages every two seconds, not every ten.
-    variables: dict[str, Any] = {"RAY_metrics_report_interval_ms": "2000"}
+    # Its processes report to the metrics pages every five seconds, not every ten. Ray drops a gauge
+    # that was not set for twice as long, and dpray sets its gauges every five seconds.
+    variables: dict[str, Any] = {"RAY_metrics_report_interval_ms": "5000"}
     with short() as folder, ray_cluster(folder, jobs=True, **variables) as cluster:
         yield cluster
 

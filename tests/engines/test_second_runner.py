@@ -123,7 +123,7 @@ def test_a_part_that_is_late_is_not_added_to_the_next_token() -> None:
     config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=False))
     processor = FirstRunnerProcessor(config, torch.device("cpu"), False)
     added: list[int] = []
-    selector: Any = SimpleNamespace(add=lambda rows, *_: added.append(len(rows)))
+    selector: Any = SimpleNamespace(add=lambda logits: added.append(len(logits.private)))
     finite = FiniteRows(2, torch.device("cpu"))
     group = _PartedGroup(size=2, finite=finite, selector=selector, public=torch.zeros(4))
     processor.parted["a"] = group

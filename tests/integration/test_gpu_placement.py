@@ -106,6 +106,6 @@ def test_what_has_no_room_costs_nothing(
     run = runs(**training, output__path=str(tmp_path / "training"))
     ended = run.here(capfd, cluster.address)
     assert ended.code == 2, ended.err
-    assert "runtime.gpus_per_actor" in ended.err and "3 actor(s) of 1 GPU(s)" in ended.err
-    assert "room for 2" in ended.err
+    assert "runtime.gpus_per_actor" in ended.err and "needs 3 actors, 1 CPU and 1 GPU" in ended.err
+    assert "which the cluster has no room for" in ended.err
     assert not Path(run.url.removeprefix("sqlite:///")).exists()

@@ -62,7 +62,7 @@ def test_a_job_is_watched_and_stopped_from_outside_and_goes_on_to_its_release(
     pages = Pages(cluster)
     # Three reports: Ray drops a gauge that is set but once after two of them. By then a finished
     # batch is handed over, though others of its task are not there.
-    time.sleep(6)
+    time.sleep(15)
     published = run.counts()["published"]
     wait_for(lambda: pages.value("ray_dpray_activity_done", run=run.id) == published, pause=1)
     pages.assert_public("watched", rows)
