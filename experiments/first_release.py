@@ -39,7 +39,7 @@ METHODS = {"private_prediction": "private prediction", "aug_pe": "Aug-PE", "dp_k
 KPS_TEXTS = 40
 WAYS = {"bare": "before", "floor": "floor", "about": "after", "real": "real"}
 BEFORE = {"private_prediction": ("method.stop=[]", "method.schema=null")}
-"""What `dpray init` wrote until now."""
+"""The keys that `dpray init` wrote in the runs "before"."""
 LOOKS: Mapping[str, Any] = {
     "bare": {"marker": "o", "color": INK, "markerfacecolor": PAPER},
     "floor": {"marker": "|", "color": MUTED, "markersize": 9},

@@ -18,8 +18,6 @@ from paper_scores import Example, scores
 from runs import HERE, finished, released, rows
 from sets import part
 
-from dpray.engines.embedder import locate_embedder
-
 KEPT = HERE / "measured" / "judges"
 DATA, EPSILON, REAL, TESTED, SEEDS = "agnews_coded", 1.0, 100, 300, 2
 JUDGED = ("aug_pe", "private_prediction_bare", "dp_kps", "dp_sgd")
@@ -64,7 +62,7 @@ def judge(method: str) -> None:
     }
     asked = argparse.Namespace(
         networks=True, distances=True, phrases=False, embedder=EMBEDDER,
-        encoder=locate_embedder(EMBEDDER), lm=None, seeds=SEEDS,
+        encoder=EMBEDDER, lm=None, seeds=SEEDS,
     )  # fmt: skip
     KEPT.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(scores(sets, asked), indent=1) + "\n")

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from importlib import resources
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +38,6 @@ COLOURS = {
 }
 INK, MUTED, ACCENT, LINE, SECOND, THIRD = COLOURS
 
-# What `standalone` draws in: those of report.css.j2 on light paper.
-PAPER = (
-    "--paper: #fcfbf8; --ink: #23272b; --muted: #5d646b; --line: #dfdcd4; --accent: #23636e; "
-    "--second: #c06a1b; --third: #8a5aa8; background: var(--paper)"
-)
 
 LOOKS = [*zip("os^Dvphd", 2 * (ACCENT, SECOND, THIRD, INK), strict=True)]
 """The marks and colours of curves, in the order of use."""
@@ -174,5 +170,9 @@ def inline(figure: figures.Figure) -> Markup:
 
 
 def standalone(svg: Markup) -> str:
-    """Return a picture of a page as the text of a file of its own."""
-    return str(svg).replace("<svg ", f'<svg style="{PAPER}" ', 1) + "\n"
+    """Return a picture of a page as the text of a file of its own, in the page's colours on light
+    paper."""
+    css = resources.files("dpray.report").joinpath("templates/report.css.j2").read_text("utf-8")
+    colours = re.findall(r"--[\w-]+: #\w+", css.partition("}")[0])
+    style = "; ".join([*colours, "background: var(--paper)"])
+    return str(svg).replace("<svg ", f'<svg style="{style}" ', 1) + "\n"

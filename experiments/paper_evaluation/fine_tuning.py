@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpray.engines.embedder import embedder_at_hand
 from dpray.engines.model_path import folder_or_hub
 from dpray.evaluation.downstream import Embedded, mean_and_deviation
 from dpray.types import InputError
@@ -54,7 +55,7 @@ class Encoder:
         from transformers.utils.logging import disable_progress_bar
 
         self.name, self.training = name, training
-        self.folder = folder_or_hub(name, "encoder")
+        self.folder = str(embedder_at_hand(name) or folder_or_hub(name, "encoder"))
         disable_progress_bar()
         try:
             config: Any = AutoConfig.from_pretrained(self.folder)

@@ -296,7 +296,8 @@ def found_share(found: Counter[tuple[object, ...]], label: str) -> float:
 def test_prompts_have_room_for_the_values_of_the_most_tokens(
     config: Callable[..., Config], engine: Any
 ) -> None:
-    """Which need not be the longest ones: a charged run would end at a batch that drew them."""
+    """The values with the most tokens need not be the longest ones. Without room for them, a
+    charged run would end at a batch that drew them."""
     values = ["the patient the patient", "zq1xj%kv7wz"]
     few, many = (len(engine.encode(Prompt(value))) for value in values)
     assert few < many

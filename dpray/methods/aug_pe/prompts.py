@@ -46,7 +46,7 @@ class VariationPrompts:
     """A template with its styles and keywords, and public sequences of terms.
 
     keywords: by the beginning of a label. sequences: by label; requests for random texts show them.
-    kinds: of texts, by key. Without data.attributes there are none, and a key is a label.
+    kinds: the kinds of texts by key. Without data.attributes it is empty, and keys are labels.
     """
 
     template: Template
