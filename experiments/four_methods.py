@@ -28,6 +28,7 @@ from figures import Figures, Yardstick, rounded
 from runs import HERE, RUNS, finished, largest_clip, make, released, rows
 from sets import (
     SETS,
+    TWICE,
     VARIANTS,
     is_short,
     label_shares,
@@ -127,9 +128,9 @@ def cells(data: str, method: str) -> list[Cell]:
     if method == "dp_sgd_larger":
         return [Cell(data, method, 1.0, n) for n in range(about.runs_of_each)]
     if method in VARIANTS:
-        public_alone = [Cell(data, method, FLOOR, 0)] if method == "dp_sgd_public" else []
-        once = (1.0, 4.0) if method.endswith("_schema") else (4.0,)
-        return [*public_alone, *(Cell(data, method, epsilon, 0) for epsilon in once)]
+        public_alone = [FLOOR] if method == "dp_sgd_public" else []
+        epsilons = [*public_alone, *((1.0, 4.0) if method.endswith("_schema") else (4.0,))]
+        return [Cell(data, method, e, n) for n, e in product(range(TWICE), epsilons)]
     floor = [] if method in NO_FLOOR and not about.coded else [FLOOR]
     epsilons = floor + [e for e in about.epsilons if e < inf or method in WITHOUT_NOISE]
     return [Cell(data, method, e, n) for n, e in product(range(about.runs_of_each), epsilons)]

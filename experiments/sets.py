@@ -37,7 +37,10 @@ VARIANTS = (
     "chain_topics_aug_pe",
     "private_prediction_schema",
 )
-"""Methods that are run once, at epsilon 4, and with a schema at 1 too."""
+"""Methods that are run at epsilon 4 alone, and with a schema at 1 too."""
+
+TWICE = 2
+"""A sentence of a page rests on two runs at least."""
 
 A_NAME = {"type": "string", "minLength": 1}
 
@@ -126,10 +129,12 @@ SETS = {
         "a transfer that did not work",
     ),
     "pubmed": DataSet(
+        runs_of_each=TWICE,
         style="a medical abstract: background and aim, then methods, results with figures, and a "
         "conclusion, with many abbreviations"
     ),
     "wikimovies": DataSet(
+        runs_of_each=TWICE,
         left_out=sorted({"private_prediction_bare", *VARIANTS} - {"private_prediction_schema"}),
         is_json=True,
         style="a JSON record of a film with the keys title, year, genres and cast, at most three "
@@ -151,7 +156,7 @@ SETS = {
     **{
         f"{name}_coded": DataSet(
             (1.0, inf),
-            2,
+            TWICE,
             control="Kind",
             left_out=sorted({"private_prediction", *VARIANTS}),
             style=f"{kind}; its label is a code of the private records",
