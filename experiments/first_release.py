@@ -142,14 +142,16 @@ def figures(records: Sequence[Row], test: Sequence[Row]) -> dict[str, float | No
     records = [row for row in records if row["text"]]
     made, real = as_embedded(records, embed), as_embedded(test, embed)
     full = [row["text"] for row in records if row.get("finish_reason") == "length"]
-    cut = [text for text in full if len(text) not in sentence_ends(f"{text} ")]
+    # A record of a table that its schema closed is whole.
+    whole = (text for text in full if text.endswith("}") or len(text) in sentence_ends(f"{text} "))
+    cut = len(full) - sum(1 for _ in whole)
     return {
         "texts": len(records),
         "frechet": frechet_distance(made.vectors, real.vectors),
         "mauve": mauve(made.vectors, real.vectors[: len(records)], 0),
         "accuracy": accuracy(made, real) if len({*made.labels}) > 1 else None,
         "full": len(full) / len(records),
-        "cut": len(cut) / len(records),
+        "cut": cut / len(records),
     }
 
 

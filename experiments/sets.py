@@ -131,7 +131,7 @@ SETS = {
     "pubmed": DataSet(
         runs_of_each=TWICE,
         style="a medical abstract: background and aim, then methods, results with figures, and a "
-        "conclusion, with many abbreviations"
+        "conclusion, with many abbreviations",
     ),
     "wikimovies": DataSet(
         runs_of_each=TWICE,

@@ -179,9 +179,9 @@ def refuse_dependence(variation: float, share: float, dtype: str, exact: bool = 
         raise InputError(
             f"engine.model: the logits of a row moved by up to {variation:.1e} with the other rows "
             "of its forward pass, by kernels that vLLM calls invariant to the batch. With "
-            "method.candidates or method.public_gate public logits decide which tokens may be "
-            "drawn, and no private row may move a bit of them: take engine.kind transformers, or a "
-            "model that is not quantised"
+            "method.candidates, method.public_gate or method.end_tokens public logits decide which "
+            "tokens may be drawn, and no private row may move a bit of them: take engine.kind "
+            "transformers, or a model that is not quantised"
         )
     if share > LARGEST_SHARE:
         raise InputError(

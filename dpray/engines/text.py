@@ -421,6 +421,16 @@ def whole_sentences(text: str) -> str:
     return text[:end] if end >= LEAST_WHOLE * len(text) else text
 
 
+def is_cut_short(text: str) -> bool:
+    """Return whether `whole_sentences` leaves a part of a sentence at the end of a text.
+
+    >>> is_cut_short("The card does not wo"), is_cut_short("The card is here. It does not wo")
+    (True, False)
+    """
+    whole = whole_sentences(text)
+    return len(whole) not in sentence_ends(f"{whole} ")
+
+
 _MARKS = {
     '"': '"', "“": "”", "”": "”", "„": "“”", "«": "»", "»": "«", "‹": "›", "›": "‹", "「": "」",
     "『": "』",

@@ -170,10 +170,10 @@ class VllmModel(TextCodec):
         self.last_stage = config.tensor_parallel_size
         if second_copy and config.gpus > 1:
             raise EngineError(
-                "method.candidates / method.public_gate: a model split over several devices "
+                "method.candidates / public_gate / end_tokens: a model split over several devices "
                 "(engine.tensor_parallel_size, engine.pipeline_parallel_size) without "
                 "batch-invariant kernels has no room for a public row by itself; take candidates "
-                "`all` and no gate"
+                "`all`, no gate and no end_tokens"
             )
         self.context_length = context_of(config, self)
         on_gpu = not vllm.platforms.current_platform.is_cpu()
@@ -257,8 +257,8 @@ class VllmModel(TextCodec):
         except Exception as error:
             raise EngineError(
                 f"no second copy of {public_model} for public rows ({type(error).__name__}): lower "
-                "engine.gpu_memory_utilization, or take method.candidates: all and no "
-                "method.public_gate"
+                "engine.gpu_memory_utilization, or take method.candidates: all, no "
+                "method.public_gate and no method.end_tokens"
             ) from error
         return ranks
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from dpray.accounting.event import Event
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult
 from dpray.engines.schema.schema import Form
+from dpray.engines.text import is_cut_short, sentence_ends
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.mechanism import PrivateToken
 
@@ -48,7 +49,8 @@ class Batch:
 @dataclass
 class BatchState:
     """A batch S between two of its texts. `t` of its `tokens` were drawn from the private prompts.
-    The text that t == r left unfinished counts in both, and is not among the examples X."""
+    The text that t == r left unfinished counts in both, and is not among the examples X. `cut` has
+    the places in X of texts that `max_tokens` cut in a sentence, and that have no ending yet."""
 
     S: Batch
     X: list[LockstepResult] = field(default_factory=list)  # line 1, for this batch only
@@ -56,6 +58,7 @@ class BatchState:
     t: int = 0  # line 5
     texts: int = 0
     tokens: int = 0
+    cut: list[int] = field(default_factory=list)
 
     def add(self, x: LockstepResult) -> None:
         """Take a text up, by line 21. A text that t == r cut off is dropped."""
@@ -63,8 +66,24 @@ class BatchState:
         self.texts += 1
         self.tokens += len(x.token_ids)
         if x.finish_reason != "exhausted":
+            if x.finish_reason == "length" and is_cut_short(x.text):
+                self.cut.append(len(self.X))
             # It has an end token, too, if its schema closed it before the model did.
             self.X.append(replace(x, finish_reason="length") if x.state.get("was_closed") else x)
+
+    def end(self, ending: LockstepResult) -> None:
+        """Put an ending up to its first end of a sentence after the first text that was cut. If it
+        has none, the text stays as it is."""
+        place = self.cut.pop(0)
+        x, self.tokens = self.X[place], self.tokens + len(ending.token_ids)
+        text, is_whole = x.text + ending.text, ending.finish_reason == "stop"
+        for end in sentence_ends(f"{text} "):
+            if end > len(x.text):
+                text, is_whole = text[:end], True
+                break
+        if is_whole:
+            tokens = (*x.token_ids, *ending.token_ids)
+            self.X[place] = replace(x, text=text, token_ids=tokens, finish_reason="stop")
 
 
 @dataclass(frozen=True)
@@ -80,7 +99,11 @@ class PrivatePrediction:
     A document is `sections` texts in a row. r counts the private tokens of all sections, so the
     cost is `dp_event` whatever their number is. `sections` is public: text number i of a batch is
     section i mod `sections` of a document, and has one row of each record.
-    Proof: docs/privacy.md, sections 2.6, 2.8 and 2.11.
+
+    A text that `max_tokens` cut in a sentence goes on with at most `end_tokens` tokens that are
+    drawn from the public prompt alone. They are a function of what was drawn and of coins of their
+    own, so they cost nothing and do not count against r.
+    Proof: docs/privacy.md, sections 2.6, 2.8, 2.11 and 2.12.
     """
 
     mechanism: PrivateToken
@@ -90,6 +113,7 @@ class PrivatePrediction:
     longest_copy: int | None = None
     form: Form | None = None
     sections: int = 1
+    end_tokens: int = 0
 
     @property
     def dp_event(self) -> Event:
@@ -106,14 +130,21 @@ class PrivatePrediction:
             return self.next_text(states[S.batch_id])
 
         def following(x: LockstepResult) -> LockstepGroup | None:
-            states[x.group_id].add(x)
-            return self.next_text(states[x.group_id]) if self.goes_on(states[x.group_id]) else None
+            state = states[x.group_id]
+            if self.goes_on(state):
+                state.add(x)
+            else:
+                state.end(x)
+            if self.goes_on(state):
+                return self.next_text(state)
+            return self.next_ending(state, engine.context_length) if self.end_tokens else None
 
         groups = map(first, batches)  # line 3
         with closing(engine.decode_lockstep(groups, following)) as texts:
             for x in texts:
-                if not self.goes_on(states[x.group_id]):
-                    state = states.pop(x.group_id)
+                state = states[x.group_id]
+                if not self.goes_on(state) and not (self.end_tokens and state.cut):
+                    del states[x.group_id]
                     del state.X[len(state.X) - len(self.document(state)) :]
                     yield state
 
@@ -145,3 +176,19 @@ class PrivatePrediction:
             max_tokens=self.max_tokens,
             stop=self.stop if self.form is None else (),
         )
+
+    def next_ending(self, state: BatchState, context: int) -> LockstepGroup | None:
+        """Return the next ending to decode, for which the model's `context` has room; None if no
+        other text is cut."""
+        while state.cut:
+            # With later sections, too, the first one's prompt leads: they are texts by themselves.
+            S, x = state.S, state.X[state.cut[0]]
+            prompt = (*S.public_prompt, *x.token_ids)
+            if (most := min(self.end_tokens, context - len(prompt))) > 0:
+                key, others = named_key(S.key, f"ending {state.cut[0]}"), {}
+                if self.longest_copy is not None:
+                    others = {"prompt": prompt, "longest_copy": self.longest_copy}
+                selector = self.mechanism.ending.selector(key, **others)
+                return LockstepGroup(S.batch_id, (), prompt, selector, most, self.stop)
+            state.cut.pop(0)
+        return None

@@ -6,7 +6,7 @@ exponential mechanism (Lemma 4), and of the sparse vector (Lemma 5). `step` draw
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -137,6 +137,18 @@ class PrivateToken:
             noise=None if sparse_vector is None else sparse_vector.noise,
             sure_probability=None if gate is None else gate.probability,
             records_per_unit=records_per_unit,
+        )
+
+    @cached_property
+    def ending(self) -> PrivateToken:
+        """Return the mechanism of tokens that no private row has a part in: the public gate is open
+        at every position."""
+        return replace(
+            self,
+            threshold=None,
+            noise=None,
+            sure_probability=0.0,
+            public_temperature=min(self.temperature, self.public_temperature),
         )
 
     @cached_property

@@ -58,7 +58,7 @@ RESTATED = {"threshold", "noise", "sure_probability"}
 
 SUMMARISED = {
     "batches", "public_gate", "sparse_vector", "max_tokens", "max_prompt_tokens", "longest_copy",
-    "schema", "sections",
+    "schema", "sections", "end_tokens",
 }  # fmt: skip
 """These keys are in a plan's summary next to the mechanism's."""
 
@@ -124,6 +124,7 @@ class PrivatePredictionPlan(Plan):
             settings.longest_copy,
             self.form,
             settings.sections,
+            settings.end_tokens,
         )
 
     @property
@@ -244,7 +245,7 @@ class PrivatePredictionPlan(Plan):
         drawn = {str(n): self.drawn_values(x, 1, rng)[0] for n, x in enumerate(labels)}
         templates = replace(self.template, drawn=drawn)
         sampling = Sampling(
-            settings.max_tokens,
+            settings.max_tokens + settings.end_tokens,
             settings.temperature,
             0 if settings.candidates == "all" else settings.k,
             stop=self.stop,
@@ -307,7 +308,9 @@ class PrivatePredictionPlan(Plan):
     def public_decides(self) -> bool:
         """Return whether public logits decide which tokens can be drawn, or whether from private
         ones at all."""
-        return self.settings.candidates != "all" or self.settings.public_gate is not None
+        settings = self.settings
+        is_gated = settings.public_gate is not None or settings.end_tokens > 0
+        return settings.candidates != "all" or is_gated
 
     def loader(self, build: Callable[..., Engine], **options: object) -> Callable[[], Engine]:
         row_tokens = self.settings.max_prompt_tokens + self.settings.document_tokens

@@ -331,6 +331,11 @@ def describe_draw(settings: PrivatePredictionSettings) -> str:
             "; if a noisy comparison (sparse vector) does not find the private logits far from "
             "the public ones, it is drawn from the public ones"
         )
+    if settings.end_tokens:
+        words += (
+            f"; at most {settings.end_tokens} tokens that end a text which max_tokens cut in a "
+            "sentence are drawn from the public prompt alone"
+        )
     return words
 
 

@@ -134,6 +134,13 @@ class PrivatePredictionSettings(TextSettings):
         description="strings that end a text, in addition to those of the template; a blank line "
         "for texts of one paragraph: a small model comments on its text in the next one",
     )
+    end_tokens: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="the most tokens that the public prompt alone adds to a text that max_tokens "
+        "cut in a sentence, up to the sentence's end; they are free; 0: none",
+    )
     template: str = Field("texts", description="a packaged template's name, or a YAML file")
 
     @field_validator("batch_size", mode="before")
@@ -149,6 +156,8 @@ class PrivatePredictionSettings(TextSettings):
             raise ValueError("longest_copy: is for candidates top_k and top_k_plus")
         if self.sections > 1 and self.schema is not None:
             raise ValueError("sections: a text with method.schema has one section")
+        if self.end_tokens and self.schema is not None:
+            raise ValueError("end_tokens: a text with method.schema ends where its form does")
         return self
 
     @property

@@ -1,0 +1,191 @@
+"""A text that `max_tokens` cut in a sentence is ended by the public prompt alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from dpray.engines.base import Following, LockstepGroup, LockstepResult, select_token
+from dpray.methods.config import parse_config
+from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
+from dpray.methods.private_prediction.mechanism import PrivateToken
+from dpray.methods.private_prediction.token import PrivateTokenSelector
+from dpray.types import InputError
+
+MECHANISM = PrivateToken(
+    batch_size=4,
+    private_tokens=20,
+    clip="recentred",
+    clip_bound=10.0,
+    temperature=0.5,
+    public_temperature=1.5,
+    candidates="top_k_plus",
+    k=3,
+    threshold=0.5,
+    noise=0.1,
+)
+METHOD = PrivatePrediction(MECHANISM, 6, 2, stop=("#",), longest_copy=3, end_tokens=9)
+BATCH = Batch("0/3", ((1, 2), (3,)), (4,), "5a" * 32)
+
+Answer = tuple[str, str, int]
+
+
+def decoded(
+    answers: list[Answer], method: PrivatePrediction = METHOD, batch: Batch = BATCH
+) -> tuple[BatchState, list[LockstepGroup]]:
+    """Decode the batch by an engine that gives these answers, of four tokens each; return it and
+    what the engine was asked for."""
+    left, asked = list(answers), []
+
+    class Engine:
+        context_length = 32
+
+        def decode_lockstep(
+            self, groups: Iterable[LockstepGroup], following: Following
+        ) -> Iterator[LockstepResult]:
+            for first in groups:
+                group: LockstepGroup | None = first
+                while group is not None:
+                    asked.append(group)
+                    text, reason, t = left.pop(0)
+                    state = {"t": t, "public_tokens": 0, "noisy_threshold": 0.6}
+                    x = LockstepResult(group.group_id, text, (7,) * 4, reason, state)  # type: ignore[arg-type]
+                    group = following(x)
+                    yield x
+
+    engine: Any = Engine()
+    [state] = method.decode(engine, [batch])
+    assert left == [], "an answer was not asked for"
+    return state, asked
+
+
+CUT: Answer = ("The cat sat on", "length", 5)
+WHOLE: Answer = ("No.", "stop", 9)
+
+
+@pytest.mark.parametrize(
+    ("ending", "text", "reason"),
+    [
+        ((" the mat. Then it", "length", 99), "The cat sat on the mat.", "stop"),
+        ((" the mat.", "length", 99), "The cat sat on the mat.", "stop"),
+        ((" the mat", "stop", 99), "The cat sat on the mat", "stop"),
+        ((" the mat. Then it slept", "stop", 99), "The cat sat on the mat.", "stop"),
+        ((" the mat and then", "length", 99), "The cat sat on", "length"),
+        (("", "stop", 99), "The cat sat on", "stop"),
+    ],
+    ids=["a sentence", "at the limit", "the model's end", "one sentence", "none", "nothing"],
+)
+def test_an_ending_goes_up_to_the_first_end_of_a_sentence_and_costs_nothing(
+    ending: Answer, text: str, reason: str
+) -> None:
+    state, _ = decoded([CUT, WHOLE, ending])
+    assert [(x.text, x.finish_reason) for x in state.X] == [(text, reason), ("No.", "stop")]
+    assert (state.t, state.noisy_threshold) == (9, 0.6), "those of the private texts"
+    assert (state.texts, state.tokens) == (2, 12)
+
+
+@pytest.mark.parametrize(
+    ("answers", "method"),
+    [
+        ([("The cat is here. It sat on", "length", 5), WHOLE], METHOD),
+        ([("The cat is here.", "length", 5), WHOLE], METHOD),
+        ([("The cat sat on", "exhausted", 20)], METHOD),
+        ([CUT, WHOLE], replace(METHOD, end_tokens=0)),
+    ],
+    ids=["its last sentence is left out", "it is whole", "it is dropped", "off"],
+)
+def test_other_texts_have_no_ending(answers: list[Answer], method: PrivatePrediction) -> None:
+    state, asked = decoded(answers, method)
+    assert len(asked) == len(answers)
+    assert all(group.private_prompts for group in asked)
+
+
+def test_endings_come_last_without_a_private_row_and_with_coins_of_their_own() -> None:
+    _, asked = decoded([CUT, CUT, (" the mat.", "length", 0), (" a chair.", "length", 0)])
+    private, endings = asked[:2], asked[2:]
+    assert [group.private_prompts for group in asked] == [BATCH.private_prompts] * 2 + [()] * 2
+    assert [group.public_prompt for group in endings] == [(4, 7, 7, 7, 7)] * 2
+    assert [group.max_tokens for group in endings] == [9, 9]
+    assert all(group.stop == ("#",) for group in endings)
+    keys = [group.selector.arguments["key"] for group in asked]
+    assert len({*keys}) == 4
+    for group in endings:
+        assert "t" not in group.selector.arguments
+        assert group.selector.arguments["prompt"] == (4, 7, 7, 7, 7)
+        mechanism = PrivateToken(**group.selector.arguments["mechanism"])
+        assert mechanism == MECHANISM.ending
+    assert all(group.selector.arguments["mechanism"] == MECHANISM.values for group in private)
+
+
+def test_neighbouring_batches_have_the_same_endings_of_the_same_texts() -> None:
+    """What is asked for is a function of the texts, the public prompt and the key."""
+    answers = [CUT, WHOLE, (" the mat.", "length", 0)]
+    more = replace(BATCH, private_prompts=(*BATCH.private_prompts, (5, 6, 7)))
+    fewer = replace(BATCH, private_prompts=())
+    first, *others = (decoded(answers, batch=batch)[1][-1] for batch in (BATCH, more, fewer))
+    assert others == [first, first]
+
+
+@pytest.mark.parametrize(("length", "most"), [(27, 5), (31, 1), (32, 0)])
+def test_an_ending_has_the_room_that_the_context_leaves(length: int, most: int) -> None:
+    batch = replace(BATCH, public_prompt=(4,) * (length - 4))
+    ending = [(" the mat.", "length", 0)] if most else []
+    state, asked = decoded([CUT, WHOLE, *ending], batch=batch)
+    assert [group.max_tokens for group in asked[2:]] == [most][: len(ending)]
+    assert state.X[0].text == "The cat sat on" + " the mat." * bool(most)
+
+
+def test_no_private_row_moves_a_token_of_an_ending() -> None:
+    """Rows of a group that had any, against the planted fault of the mechanism of private texts."""
+    public_V = torch.randn(50, generator=torch.Generator().manual_seed(1))
+    rows_SV = torch.randn(4, 50, generator=torch.Generator().manual_seed(2)) * 9.0
+
+    def tokens(mechanism: PrivateToken, rows: torch.Tensor) -> list[int | None]:
+        selectors = [PrivateTokenSelector(mechanism.values, f"{n:064x}") for n in range(40)]
+        drawn = [select_token(selector, rows, public_V) for selector in selectors]
+        if mechanism == MECHANISM.ending:
+            assert all(selector.state()["t"] == 0 for selector in selectors)
+        return drawn
+
+    of_ending = [tokens(MECHANISM.ending, rows) for rows in (rows_SV, -rows_SV, rows_SV[:0])]
+    assert of_ending[0] == of_ending[1] == of_ending[2]
+    assert len({*of_ending[0]}) > 5, "they are drawn"
+    assert tokens(MECHANISM, rows_SV) != tokens(MECHANISM, -rows_SV)
+
+
+def test_a_run_ends_its_texts_alike_each_time(settings: Callable[..., Any], engine: Any) -> None:
+    """The real engine: each text is what it was, and the public model's words after it."""
+
+    def texts(tokens: int) -> list[LockstepResult]:
+        mechanism = replace(MECHANISM, private_tokens=12, threshold=None, noise=None)
+        method = PrivatePrediction(mechanism, 4, 3, end_tokens=tokens)
+        prompts = tuple((5, 6, n) for n in range(3, 7))
+        batch = Batch("0/1", prompts, (5, 6), "5b" * 32)
+        [state] = method.decode(engine, [batch])
+        return state.X
+
+    without, once, again = texts(0), texts(6), texts(6)
+    assert once == again
+    assert [x.token_ids[:4] for x in once] == [x.token_ids for x in without]
+    for before, after in zip(without, once, strict=True):
+        assert after.text.startswith(before.text)
+        assert (after.finish_reason == "stop") == (len(after.token_ids) > 4)
+
+
+def test_a_plan_asks_for_public_logits_that_no_private_row_moves(
+    settings: Callable[..., Any],
+) -> None:
+    from dpray import plan
+
+    assert not plan(parse_config(settings())).public_decides
+    assert plan(parse_config(settings(method__end_tokens=8))).public_decides
+
+
+def test_a_text_of_a_schema_has_no_ending(settings: Callable[..., Any]) -> None:
+    tree = settings(method__end_tokens=8, method__schema={"type": "object"})
+    with pytest.raises(InputError, match=r"end_tokens: a text with method.schema ends where"):
+        parse_config(tree)
