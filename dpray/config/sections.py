@@ -275,7 +275,8 @@ class EngineConfig(Endpoint):
         "", description="a folder, one in a bucket (s3://, gs://), or a model's name on its hub"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto: the model's own; float32 for private prediction"
+        "auto",
+        description="auto: the model's own; float32 on a CPU, and for private prediction",
     )
     max_model_len: Count | None = Field(None, description="context length; null: the model's own")
     max_num_seqs: Count = Field(512, description="most prompts decoded at once by vLLM")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder, locate_embedder
 from dpray.engines.model_path import resolve_model
 from dpray.engines.passes import load_model
+from dpray.engines.transformers import TransformersEngine, dtype_on
 from dpray.engines.weights import check_weights
 from dpray.methods.dp_sgd.training.model import load_loss
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
@@ -198,6 +201,22 @@ def test_a_weight_that_a_narrow_type_cannot_hold_is_not_finite(changed: Callable
     load_model(folder, "bfloat16", torch.device("cpu"))
     with pytest.raises(InputError, match=r"not finite: .*model\.norm\.weight; .*engine\.dtype"):
         load_model(folder, "float16", torch.device("cpu"))
+
+
+def test_a_model_of_16_bits_computes_in_32_on_a_cpu_unless_it_is_told(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, hidden=16, intermediate=16)
+    weights = load_file(folder / "model.safetensors")
+    low = {name: weight.to(torch.bfloat16) for name, weight in weights.items()}
+    save_file(low, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"dtype": "bfloat16"}))
+    found = []
+    for dtype in ("auto", "bfloat16"):
+        config = EngineConfig(model=str(folder), dtype=dtype)
+        with closing(TransformersEngine(config, device="cpu")) as engine:
+            found.append(engine._model.dtype)
+    assert found == [torch.float32, torch.bfloat16]
+    assert dtype_on(torch.device("cuda"), EngineConfig()) == "auto"
 
 
 @pytest.mark.parametrize("loader", sorted({*LOADERS} - {"dp_sgd"}))
