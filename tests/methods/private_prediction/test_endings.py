@@ -100,6 +100,8 @@ def test_an_ending_goes_up_to_the_first_end_of_a_sentence_and_costs_nothing(
 )
 def test_other_texts_have_no_ending(answers: list[Answer], method: PrivatePrediction) -> None:
     state, asked = decoded(answers, method)
+    kept = [text for text, reason, _ in answers if reason != "exhausted"]
+    assert [x.text for x in state.X] == kept
     assert len(asked) == len(answers)
     assert all(group.private_prompts for group in asked)
 
