@@ -180,11 +180,16 @@ def test_groups_of_different_sizes_side_by_side_with_their_next_texts(engine: En
 
 
 def test_the_next_text_may_have_other_prompts(engine: Engine) -> None:
-    """Those of a document's next section, which are in no cache."""
-    base, sizes = "the patient has a cough and a fever and a rash. ", {"a": 4, "b": 9, "c": 0}
+    """Those of a document's next section, which are in no cache, and those of an ending, which has
+    no private rows."""
+    base = "the patient has a cough and a fever and a rash. "
+    sizes = {"a": 4, "b": 9, "c": 0, "d": 19}
+
+    def rows(name: str, section: int) -> int:
+        return sizes[name] if section < 2 else 0
 
     def group(name: str, section: int) -> LockstepGroup:
-        made = make_group(engine, name, sizes[name], limit=3 + section, seed=section)
+        made = make_group(engine, name, rows(name, section), limit=3 + section, seed=section)
         longer = engine.encode(Prompt("", base * (1 + 3 * section)))[:-1]
         private = tuple((*longer, *prompt[-9:]) for prompt in made.private_prompts)
         return replace(made, private_prompts=private, public_prompt=(*longer, *made.public_prompt))
@@ -199,7 +204,7 @@ def test_the_next_text_may_have_other_prompts(engine: Engine) -> None:
     list(engine.decode_lockstep((group(name, 0) for name in sizes), following))
     for name, results in found.items():
         for section, result in enumerate(results):
-            assert set(result.state["rows"]) == {sizes[name]}
+            assert set(result.state["rows"]) == {rows(name, section)}
             again = decode(engine, group(name, section))[name]
             first, other = (each.state["first_row"][:1] for each in (result, again))
             assert first == pytest.approx(other, abs=1e-3)

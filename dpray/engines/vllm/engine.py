@@ -236,7 +236,7 @@ class LockstepRun:
 
     def _decode_large(self) -> LockstepResult:
         """Decode a text of the group that was put by, with the engine to itself. The batch's next
-        text, whose rows are as many, takes its place."""
+        text takes its place, however many rows that has."""
         result = PartedText(self.model, self.large.popleft()).decode()
         if (following := self.following(result)) is not None:
             self.large.appendleft(following)
