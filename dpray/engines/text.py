@@ -422,13 +422,14 @@ def whole_sentences(text: str) -> str:
 
 
 def is_cut_short(text: str) -> bool:
-    """Return whether `whole_sentences` leaves a part of a sentence at the end of a text.
+    """Return whether `whole_sentences` leaves a part of a sentence at the end of a text. Blanks are
+    none.
 
     >>> is_cut_short("The card does not wo"), is_cut_short("The card is here. It does not wo")
     (True, False)
     """
     whole = whole_sentences(text)
-    return len(whole) not in sentence_ends(f"{whole} ")
+    return bool(whole.strip()) and len(whole) not in sentence_ends(f"{whole} ")
 
 
 _MARKS = {

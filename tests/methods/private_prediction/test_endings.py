@@ -94,9 +94,10 @@ def test_an_ending_goes_up_to_the_first_end_of_a_sentence_and_costs_nothing(
         ([("The cat is here. It sat on", "length", 5), WHOLE], METHOD),
         ([("The cat is here.", "length", 5), WHOLE], METHOD),
         ([("The cat sat on", "exhausted", 20)], METHOD),
+        ([("  ", "length", 5), WHOLE], METHOD),
         ([CUT, WHOLE], replace(METHOD, end_tokens=0)),
     ],
-    ids=["its last sentence is left out", "it is whole", "it is dropped", "off"],
+    ids=["its last sentence is left out", "it is whole", "it is dropped", "it is empty", "off"],
 )
 def test_other_texts_have_no_ending(answers: list[Answer], method: PrivatePrediction) -> None:
     state, asked = decoded(answers, method)
