@@ -287,14 +287,6 @@ def test_an_altered_or_deleted_ledger_is_refused_not_made_anew(
         release(run)
 
 
-def test_a_folder_holds_one_plan(config: Callable[..., Config]) -> None:
-    release(config())
-    with pytest.raises(InputError, match="another plan"):
-        release(config(method__clip_bound=0.5))
-    with pytest.raises(InputError, match="another configuration"):
-        release(config(method__max_tokens=4, method__public_temperature=1.1))
-
-
 def test_two_runs_of_one_folder_do_not_mix(config: Callable[..., Config]) -> None:
     run = config()
     with (
