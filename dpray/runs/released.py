@@ -40,7 +40,7 @@ from dpray.runs.privacy_report import (
     Repeats,
 )
 from dpray.runs.session import Session
-from dpray.types import Budget, DprayError, ReadOnlyJson
+from dpray.types import DprayError, ReadOnlyJson
 from dpray.version import __version__
 from dpray.workers.failures import REPEATED_AFTER
 
@@ -143,14 +143,10 @@ def _ledger_entry(session: Session[Plan], run: Mapping[str, object]) -> LedgerEn
         reservation=session.run_id,
         sequence=last.seq,
         head=last.hash,
-        budget=_pair(account.budget),
-        spent=_pair(account.spent),
-        left=_pair(account.left),
+        budget=BudgetPart(**vars(account.budget)),
+        spent=BudgetPart(**vars(account.spent)),
+        left=BudgetPart(**vars(account.left)),
     )
-
-
-def _pair(budget: Budget) -> BudgetPart:
-    return BudgetPart(epsilon=budget.epsilon, delta=budget.delta)
 
 
 def versions() -> dict[str, str]:

@@ -105,8 +105,9 @@ def test_a_budget_of_two_charges_is_spent_twice_at_most(
     first.kill()
     both("after")
     second.unlink()
-    both("linked-anew")
-    second.unlink()
+    if open_second is open_link:
+        both("linked-anew")
+        second.unlink()
     assert len(charged) <= 2
     account = Ledger.open(f"sqlite:///{ledger}").account("notes")
     assert len(account.charges) == len(charged)
