@@ -25,7 +25,7 @@ from dpray.methods.topics.settings import TopicsSettings
 
 DEMO = str(Path(dpray.__file__).parent / "demo" / "model")
 
-EXTREMES = ("0", "-1", "1e-320", "1e-9", "1e308", ".inf", ".nan", str(10**9), str(10**30))
+EXTREMES = ("0", "-1", "-1e308", "1e-320", "1e-9", "1e308", ".inf", ".nan", str(10**9), str(10**30))
 
 SECONDS = 20
 """The most CPU seconds of a plan; most plans take a tenth of a second."""

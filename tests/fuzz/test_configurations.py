@@ -50,7 +50,7 @@ def test_a_damaged_configuration(file: Path, settings: Settings) -> None:
     damage()
 
 
-@pytest.mark.parametrize("name", ["json", "texts"])
+@pytest.mark.parametrize("name", packaged(PACKAGE))
 def test_a_damaged_template(file: Path, name: str) -> None:
     whole = packaged(PACKAGE)[name].read_bytes()
 

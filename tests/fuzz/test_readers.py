@@ -1,7 +1,7 @@
 """Damaged files of every kind: a reader yields rows, or refuses in one plain line that shows no
 record.
 
-`pytest --hypothesis-profile=long tests/fuzz` tries 80 times as many files.
+`pytest --hypothesis-profile=long tests/fuzz` tries 40 times as many files.
 """
 
 from __future__ import annotations

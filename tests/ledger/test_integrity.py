@@ -232,7 +232,7 @@ def test_verify_sees_that_the_ledger_has_lost_its_key(
         reserve(ledger, "run-3", files=[b"digest of a file"])
 
 
-@pytest.mark.parametrize("payload", ["[]", "null"])
+@pytest.mark.parametrize("payload", ["[]", "5", "null", '"a"'])
 def test_a_create_entry_that_is_no_object_is_a_problem(
     ledger: Ledger, edit: Callable[[str], None], payload: str
 ):
