@@ -189,8 +189,7 @@ class RunLedger(ABC):
         return self.write(Transaction.fail, charge_key, unit, attempt_id, reason_class_name)
 
     def commit(self, charge_key: str) -> bool:
-        """Close a run: nothing begins or is published under it from now on. Returns True the first
-        time."""
+        """Close a run: nothing begins or is published any more. Returns True the first time."""
         return self.write(Transaction.commit, charge_key)
 
     def is_reserved(self, charge_key: str) -> bool:
@@ -198,8 +197,7 @@ class RunLedger(ABC):
         return self.read(queries.find, "reserve", charge_key) is not None
 
     def last_commit(self, charge_key: str) -> Entry:
-        """Return the entry that closed a run, its last one. Raises `LedgerConflict` for an open
-        run."""
+        """Return the entry that closed a run. Raises `LedgerConflict` for an open run."""
         if (entry := self.read(queries.find, "commit", charge_key)) is None:
             raise LedgerConflict("the run is not committed")
         return entry

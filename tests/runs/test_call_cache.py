@@ -171,6 +171,8 @@ def test_a_call_that_was_put_is_there_after_opening_again(tmp_path: Path) -> Non
     for again in (CallCache(path), CallCache(path)):
         assert list(again.calls.values()) == made
         assert tuple(again.totals().values()) == (2, 12, 2)
+    again.put(Call("d", "more", 1, 1))  # behind whole lines only
+    assert [*CallCache(path).calls] == ["b", "a", "d"]
     assert path.stat().st_mode & 0o077 == 0
 
 
