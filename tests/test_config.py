@@ -14,6 +14,7 @@ from dpray.methods.config import RunConfig, load_config, parse_config
 from dpray.types import InputError
 
 Settings = Callable[..., dict[str, Any]]
+ConfigFile = Callable[..., str]
 
 
 @pytest.mark.parametrize(
@@ -101,12 +102,10 @@ def test_wrong_keys_are_named_in_one_line(
     ],
 )  # fmt: skip
 def test_a_mistyped_key_is_answered_with_a_near_one(
-    settings: Settings, tmp_path: Path, setting: str, message: str
+    config_file: ConfigFile, setting: str, message: str
 ) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(settings()))
     with pytest.raises(InputError) as wrong:
-        load_config(path, [setting])
+        load_config(config_file(), [setting])
     assert str(wrong.value).startswith(message)
 
 
@@ -158,10 +157,9 @@ def test_any_key_with_a_wrong_letter_is_answered(
         assert f"{section}.{typed}: there is no such key (did you mean '" in str(wrong.value)
 
 
-def test_settings_after_the_file(settings: Settings, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(settings()))
-    config = load_config(path, ["privacy.epsilon=0.5", "data.labels=[x,y]", "method.clip=dclip"])
+def test_settings_after_the_file(config_file: ConfigFile) -> None:
+    after = ["privacy.epsilon=0.5", "data.labels=[x,y]", "method.clip=dclip"]
+    config = load_config(config_file(), after)
     assert config.privacy.epsilon == 0.5
     assert config.data.labels == ("x", "y")
     assert config.method.clip == "dclip"
@@ -173,10 +171,9 @@ TOO_LARGE = ["1e400", "-1e400", ".nan", "9" * 400]
 
 @pytest.mark.parametrize("value", [*NO_NUMBERS, *TOO_LARGE, "~", "-.inf", "0", "-1"])
 @pytest.mark.parametrize("by", ["file", "setting"])
-def test_epsilon_is_a_plain_number(settings: Settings, tmp_path: Path, by: str, value: str) -> None:
-    path = tmp_path / "config.yaml"
+def test_epsilon_is_a_plain_number(config_file: ConfigFile, by: str, value: str) -> None:
     method = {"name": "aug_pe", "records": 8, "iterations": 1}  # may have no noise
-    path.write_text(yaml.safe_dump(settings(method=method, privacy__epsilon=4.25)))
+    path = Path(config_file(method=method, privacy__epsilon=4.25))
     after = [f"privacy.epsilon={value}"] if by == "setting" else []
     if by == "file":
         path.write_text(path.read_text().replace("4.25", value))
@@ -188,9 +185,8 @@ def test_epsilon_is_a_plain_number(settings: Settings, tmp_path: Path, by: str, 
 @pytest.mark.parametrize(
     ("value", "epsilon"), [("4", 4.0), ("0.5", 0.5), ("1e-3", 1e-3), (".inf", float("inf"))]
 )
-def test_epsilon_is_read(settings: Settings, tmp_path: Path, value: str, epsilon: float) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(settings(method={"name": "aug_pe", "records": 8})))
+def test_epsilon_is_read(config_file: ConfigFile, value: str, epsilon: float) -> None:
+    path = config_file(method={"name": "aug_pe", "records": 8})
     assert load_config(path, [f"privacy.epsilon={value}"]).privacy.epsilon == epsilon
 
 
@@ -208,12 +204,10 @@ def test_epsilon_is_read(settings: Settings, tmp_path: Path, value: str, epsilon
     ],
 )
 def test_no_number_is_a_truth_value_a_text_or_infinite(
-    settings: Settings, tmp_path: Path, setting: str
+    config_file: ConfigFile, setting: str
 ) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(settings()))
     with pytest.raises(InputError) as wrong:
-        load_config(path, [setting])
+        load_config(config_file(), [setting])
     assert str(wrong.value).startswith(setting.partition("=")[0])
 
 
@@ -275,21 +269,18 @@ def test_the_api_key_is_not_shown(settings: Settings) -> None:
     assert "sk-secret" not in repr(parse_config(tree))
 
 
-def test_a_tab_as_a_shell_passes_it(settings: Callable[..., dict[str, Any]]) -> None:
+def test_a_tab_as_a_shell_passes_it(settings: Settings) -> None:
     assert parse_config(settings(data__delimiter="\\t")).data.format.delimiter == "\t"
 
 
 @pytest.mark.parametrize("written", ["\\x01", "\\u0001", "\x01", '"\\x01"'])
 def test_a_control_character_may_divide_cells(
-    settings: Settings, tmp_path: Path, written: str
+    settings: Settings, config_file: ConfigFile, written: str
 ) -> None:
     """A shell passes `\\x01` as it stands; YAML makes one character of it within quotes."""
-    file = tmp_path / "c.yaml"
-    file.write_text(yaml.safe_dump(settings()))
-    config = load_config(file, [f"data.delimiter={written}"])
+    config = load_config(config_file(), [f"data.delimiter={written}"])
     assert config.data.format.delimiter == "\x01"
-    file.write_text(yaml.safe_dump(settings(data__delimiter="\x01")))
-    assert load_config(file).data.format.delimiter == "\x01"
+    assert load_config(config_file(data__delimiter="\x01")).data.format.delimiter == "\x01"
     for other in ("\\x00", "\\x0a", "\\x1", "\\ud800", "\x01\x02"):
         with pytest.raises(InputError, match=r"^data\.delimiter: one character, "):
             parse_config(settings(data__delimiter=other))
@@ -311,13 +302,13 @@ def test_a_control_character_may_divide_cells(
     ],
 )
 def test_a_setting_that_yaml_reads_otherwise_is_refused_with_the_remedy(
-    settings: Settings, tmp_path: Path, setting: str, said: str
+    config_file: ConfigFile, setting: str, said: str
 ) -> None:
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings()))
+    file = config_file()
     with pytest.raises(InputError) as refused:
-        load_config(tmp_path / "c.yaml", [setting])
+        load_config(file, [setting])
     assert str(refused.value).startswith(said)
     _, _, pasted = str(refused.value).partition("'")
     if pasted.startswith("privacy."):
-        config = load_config(tmp_path / "c.yaml", [pasted.rstrip("'").replace("1", "2024")])
+        config = load_config(file, [pasted.rstrip("'").replace("1", "2024")])
         assert config.privacy.dataset == "2024"

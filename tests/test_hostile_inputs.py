@@ -47,12 +47,8 @@ def refuse(capfd: pytest.CaptureFixture[str]) -> Refuse:
 
 
 INTERPOLATIONS = [
-    "${oc.env:DPRAY_SECRET}",
-    "a ${oc.env:DPRAY_SECRET} b",
-    "${data.path}",
-    "${",
-    "\\${x}",
-]
+    "${oc.env:DPRAY_SECRET}", "a ${oc.env:DPRAY_SECRET} b", "${data.path}", "${", "\\${x}",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", INTERPOLATIONS)
@@ -168,12 +164,8 @@ def test_one_number_is_one_unit(settings: Settings, tmp_path: Path) -> None:
     written = [f'"who": {who}' for who in ("1", "1.0", "1e0", "-0.0")]
     path.write_text("".join(f'{{"text": "x", "label": "a", {who}}}\n' for who in written))
     data = parse_config(settings(data__unit="who")).data
-    assert [record["unit"] for record in record_rows(FilePart(str(path)), data)] == [
-        "1",
-        "1",
-        "1",
-        "0",
-    ]
+    units = [record["unit"] for record in record_rows(FilePart(str(path)), data)]
+    assert units == ["1", "1", "1", "0"]
 
 
 def test_parquet_whose_texts_are_no_texts(tmp_path: Path) -> None:

@@ -20,14 +20,9 @@ from dpray.terminal import Terminal, printable
 from tests.report.reports import a_report
 
 NAMES = [
-    "[/bold]",
-    "[red]x[/]",
-    "[link=http://x]y",
-    ":smile:",
-    "\x1b]0;title\x07",
-    "a\x9b2Jb",
+    "[/bold]", "[red]x[/]", "[link=http://x]y", ":smile:", "\x1b]0;title\x07", "a\x9b2Jb",
     "\u202etxt",
-]
+]  # fmt: skip
 Settings = Callable[..., dict[str, Any]]
 
 
@@ -36,18 +31,15 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.replace("\n", "")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_terminal_shows_strings_as_they_stand(name: str) -> None:
-    terminal = Terminal()
-    terminal.file = io.StringIO()
-    terminal.print(name, highlight=False)
-    terminal.note("note", "bold", name)
-    shown = terminal.file.getvalue()
-    assert shown.count(printable(name)) == 2
-    assert not set("\x1b\x07\x9b\u202e") & set(shown)
-
-
-BUDGET = {"epsilon": 1.0, "delta": 1e-6}
+def test_the_terminal_shows_strings_as_they_stand() -> None:
+    for name in NAMES:
+        terminal = Terminal()
+        terminal.file = io.StringIO()
+        terminal.print(name, highlight=False)
+        terminal.note("note", "bold", name)
+        shown = terminal.file.getvalue()
+        assert shown.count(printable(name)) == 2
+        assert not set("\x1b\x07\x9b\u202e") & set(shown)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -60,7 +52,7 @@ def test_a_runs_end(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_ledgers_tables(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    budget = BUDGET
+    budget = {"epsilon": 1.0, "delta": 1e-6}
     accounts = {"budget": budget, "spent": budget, "left": budget}
     batches = {"published": 1, "started": 1, "failed": 0, "committed": True}
     run = {"key": name, "at": "2026-01-01T00:00"}

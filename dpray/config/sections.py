@@ -134,14 +134,12 @@ class TextSettings(MethodSettings):
     @field_validator("schema", mode="before")
     @classmethod
     def _schema_is_read(cls, schema: object) -> object:
-        """Put the content of a file in place of its name: run.json has it, and no worker needs the
-        file."""
+        """Put a file's content in place of its name: run.json has it, and workers need no file."""
         return read_schema_file(schema) if isinstance(schema, str) else schema
 
 
 def _common(own: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
-    """Return the keys of `own` that have the same values in `values`, also those of mappings in
-    both."""
+    """Return the keys of `own` with equal values in `values`, also within mappings."""
     found: dict[str, object] = {}
     for key, value in own.items():
         if isinstance(value, Mapping) and isinstance(other := values[key], Mapping):

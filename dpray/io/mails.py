@@ -136,8 +136,7 @@ def _decoded(header: str) -> str:
 
 
 def _addresses(header: str) -> list[str]:
-    """Return the addresses in a header in small letters, without names: a person may have several
-    of those."""
+    """Return a header's addresses in small letters; a person may have several names."""
     return [each.lower() for each in _ADDRESS.findall(re.sub(r'"[^"]*"', " ", header))]
 
 

@@ -57,6 +57,7 @@ class CallCache:
         self.calls = {call.request: call for call in calls}
         self._empty: list[Call] = []
         self._empty_places: set[int] = set()
+        self._found = len(self.calls)
 
     def put(self, call: Call, finish_reason: str = "", place: int | None = None) -> None:
         """Keep a finished call; one that is there already stays as it is. `place` is its number
@@ -105,10 +106,11 @@ class CallCache:
         if self._empty and len(self._empty) == len(self.calls):
             raise no_text(len(self._empty), self._finish_reason)
 
-    def totals(self) -> dict[str, int]:
+    def totals(self, *, since_opened: bool = False) -> dict[str, int]:
         """Return the run's `calls` so far and their `prompt_tokens` and `completion_tokens`; an
-        endpoint that reports no tokens adds 0."""
-        calls = list(self.calls.values())
+        endpoint that reports no tokens adds 0. With `since_opened`, those that the file had are
+        left out."""
+        calls = list(self.calls.values())[self._found if since_opened else 0 :]
         return {
             "calls": len(calls),
             "prompt_tokens": sum(call.prompt_tokens for call in calls),

@@ -40,7 +40,7 @@ from dpray.runs.privacy_report import (
     Repeats,
 )
 from dpray.runs.session import Session
-from dpray.types import Budget, DprayError, ReadOnlyJson
+from dpray.types import DprayError, ReadOnlyJson
 from dpray.version import __version__
 from dpray.workers.failures import REPEATED_AFTER
 
@@ -143,14 +143,10 @@ def _ledger_entry(session: Session[Plan], run: Mapping[str, object]) -> LedgerEn
         reservation=session.run_id,
         sequence=last.seq,
         head=last.hash,
-        budget=_pair(account.budget),
-        spent=_pair(account.spent),
-        left=_pair(account.left),
+        budget=BudgetPart(**vars(account.budget)),
+        spent=BudgetPart(**vars(account.spent)),
+        left=BudgetPart(**vars(account.left)),
     )
-
-
-def _pair(budget: Budget) -> BudgetPart:
-    return BudgetPart(epsilon=budget.epsilon, delta=budget.delta)
 
 
 def versions() -> dict[str, str]:
@@ -186,8 +182,7 @@ def _rule_shown(rule: object) -> object:
 
 
 def _names_shown(names: object) -> object:
-    """Return names of columns without those that look like a value, as the first row of a file
-    without a header does."""
+    """Return names of columns without those that look like a value."""
     if isinstance(names, list | tuple):
         return [_names_shown(name) for name in names]
     return names if not isinstance(names, str) or looks_like_name(names) else HIDDEN
@@ -227,8 +222,7 @@ def _model_name(model: str) -> str:
 
 @cache
 def _folder_digest(folder: Path, files: tuple[Path, ...], newest: int) -> str:
-    """Return a digest of the names and contents of a folder's files, computed once for those of
-    one time."""
+    """Return a digest of the files' names and contents, computed once for each time."""
     lines = [f"{path.relative_to(folder)} {sha256_of(path)}" for path in files]
     text = "\n".join(lines).encode("utf-8", "surrogateescape")
     return hashlib.sha256(text).hexdigest()[:DIGITS]

@@ -106,7 +106,7 @@ class Session(Generic[P_co]):
     left_out: set[str] = field(default_factory=set)
     """The parameters that an endpoint's model did not know."""
     _activity: str = field(default="", init=False)
-    _asked: Asked = field(default_factory=lambda: Asked(), init=False)
+    _seconds_asked: float = field(default=0.0, init=False)
 
     @property
     def config(self) -> Config:
@@ -241,8 +241,7 @@ class Session(Generic[P_co]):
     # Mechanisms
 
     def check_records(self) -> None:
-        """Read every record once, and keep none, if the plan asks for it and nothing has begun.
-        Raises InputError that names the row."""
+        """Read every record once if the plan asks for it. Raises InputError that names the row."""
         if self.plan.reads.checked_first and not self.has_begun:
             self.show("checking records")
             for part in data_files(self.config.data):
@@ -341,8 +340,7 @@ class Session(Generic[P_co]):
         self.plan = replace(self.plan, proportions=proportions, joint=joint)
 
     def drawn_values(self, label: str, texts: int) -> Sequence[dict[str, str]]:
-        """Return the attributes of each of a label's texts, the same in every attempt at the run:
-        of `Plan.drawn_values`, with public randomness."""
+        """Return `Plan.drawn_values` by public randomness, the same in every attempt at the run."""
         rng = self.public_generator(f"attributes-{label}")
         return self.plan.drawn_values(label, texts, rng)
 
@@ -355,8 +353,7 @@ class Session(Generic[P_co]):
         config: Config | None = None,
         gpus: float = 0.0,
     ) -> closing[Shards[W]]:
-        """Return workers that together hold all private records; `config` gives them other
-        resources."""
+        """Return workers that hold all private records; `config` gives them other resources."""
         return closing(Shards(config or self.config, worker, *arguments, gpus=gpus))
 
     def voters(self, config: Config | None = None, gpus: float = 0.0) -> closing[Shards[Voters]]:
@@ -373,8 +370,7 @@ class Session(Generic[P_co]):
         return self.plan.loader(after_trial(self.build))
 
     def take_engine(self) -> Engine:
-        """Return the engine that was loaded before the charge, and from the second call on a new
-        one. The caller closes it."""
+        """Return the engine that was loaded before the charge, once; then a new one. Close it."""
         engine, self.engine = self.engine, None
         return self.load_engine() if engine is None else engine
 
@@ -400,11 +396,10 @@ class Session(Generic[P_co]):
                         name, total = f"{activity}: LLM calls", len(requests)
                         self._show(Progress(name, done, total, tokens_per_second=speed))
 
-                    before, began = self._calls.totals(), monotonic()
                     try:
                         return ask_cached(engine, self._calls, requests, on_completion)
                     finally:
-                        self._asked.add(before, self._calls.totals(), monotonic() - began)
+                        self._seconds_asked += monotonic() - began
 
                 yield ask
                 self._calls.check_texts()
@@ -431,8 +426,14 @@ class Session(Generic[P_co]):
         Claim: they depend on no private record beyond what the mechanisms released: the calls are
         post-processing, and only the time of calls is counted. Proof: docs/privacy.md, section 7.6.
         """
+        if not self._seconds_asked:
+            return None
+        _, prompts, written = self._calls.totals(since_opened=True).values()
+        if not (prompts and written):
+            return None
         engines = self.config.runtime.actors if on_pool(self.config) else 1
-        return self._asked.rates(engines)
+        seconds = self._seconds_asked * engines
+        return Rates(prompts / seconds, written / seconds, together=True)
 
     @property
     def calls(self) -> Calls:
@@ -445,26 +446,6 @@ class Session(Generic[P_co]):
             self.engine.close()
         if "_calls" in vars(self):
             self._calls.close()
-
-
-@dataclass
-class Asked:
-    """The time of an attempt's calls of the language model, and their tokens."""
-
-    seconds: float = 0.0
-    prompts: int = 0
-    written: int = 0
-
-    def add(self, before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> None:
-        self.seconds += seconds
-        self.prompts += after["prompt_tokens"] - before["prompt_tokens"]
-        self.written += after["completion_tokens"] - before["completion_tokens"]
-
-    def rates(self, engines: int) -> Rates | None:
-        if not (self.prompts and self.written and self.seconds):
-            return None
-        seconds = self.seconds * engines
-        return Rates(self.prompts / seconds, self.written / seconds, together=True)
 
 
 class LabelCounter:

@@ -1,6 +1,6 @@
 """Small files that unpack to 10 GB, rows without an end, and promises that a file does not keep.
 
-Each is read in a process of its own, which may take 8 GiB of addresses, and says what it took.
+They are read in another process, which may take 8 GiB of addresses, and says what each took.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +22,8 @@ import pyarrow.parquet
 import pytest
 
 MIB = 1 << 20
-PARTS, PART = 100, 100 * MIB
-"""A bomb unpacks to 100 parts of 100 MiB."""
+PARTS, PART = 1000, 10 * MIB
+"""A bomb unpacks to 1,000 parts of 10 MiB."""
 
 READ = """
 import json, resource, sys
@@ -30,30 +31,49 @@ from time import monotonic
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 from dpray.io.records import read_file_header, read_rows
 from dpray.types import InputError
+
 def peak():
     status = open("/proc/self/status").read()
     return int(status.partition("VmHWM:")[2].split()[0]) >> 10
 
-before, began = peak(), monotonic()
-said, rows = "", 0
-try:
-    if sys.argv[2] == "header":
-        read_file_header(sys.argv[1])
-    for _ in read_rows(sys.argv[1]):
-        rows += 1
-except InputError as error:
-    said = str(error)
-print(json.dumps({"said": said, "rows": rows, "mib": peak() - before, "s": monotonic() - began}))
+start = peak()
+for asked in sys.stdin:
+    file, what = json.loads(asked)
+    with open("/proc/self/clear_refs", "w") as peaks:
+        peaks.write("5")  # the next one begins
+    began, said, rows = monotonic(), "", 0
+    try:
+        if what == "header":
+            read_file_header(file)
+        for _ in read_rows(file):
+            rows += 1
+    except InputError as error:
+        said = str(error)
+    found = {"said": said, "rows": rows, "mib": peak() - start, "s": monotonic() - began}
+    print(json.dumps(found), flush=True)
 """
 
+Read = Callable[..., dict[str, Any]]
 
-def read(file: Path, what: str = "rows") -> dict[str, Any]:
-    """Read a file in a process of its own: the error, the rows before it, MiB and seconds."""
-    command = [sys.executable, "-c", READ, str(file), what]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    print(found)
-    return found
+
+@pytest.fixture(scope="module")
+def read() -> Iterator[Read]:
+    """Read a file: the error, the rows before it, the MiB that the process had at most, and the
+    seconds."""
+    command = [sys.executable, "-c", READ]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
+        asks, answers = process.stdin, process.stdout
+        assert asks is not None and answers is not None
+
+        def ask(file: Path, what: str = "rows") -> dict[str, Any]:
+            asks.write(json.dumps([str(file), what]) + "\n")
+            asks.flush()
+            found: dict[str, Any] = json.loads(answers.readline())
+            print(found)
+            return found
+
+        yield ask
+        asks.close()
 
 
 def gzipped(start: bytes, part: bytes) -> Iterator[bytes]:
@@ -104,11 +124,11 @@ CONTENTS = {
     "one cell": (
         "csv",
         b'text\n"',
-        (b"a" * (MIB - 1) + b"\n") * 100,
+        (b"a" * (MIB - 1) + b"\n") * 10,
         "a.csv.E, row 1: longer than 67,108,864",
     ),
-    "one header": ("csv", b"", b"text,".ljust(MIB) * 100, "a.csv.E, header: longer than"),
-    "many lines": ("jsonl", A_LINE, A_LINE * 100, "a.jsonl.E: unpacks to more than 200 times"),
+    "one header": ("csv", b"", b"text,".ljust(MIB) * 10, "a.csv.E, header: longer than"),
+    "many lines": ("jsonl", A_LINE, A_LINE * 10, "a.jsonl.E: unpacks to more than 200 times"),
     "Parquet": ("parquet", b"PAR1", b"\0" * PART, "a.parquet.E: unpacks to more than 200 times"),
 }
 
@@ -127,7 +147,9 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "ending"), CASES)
-def test_a_bomb_is_refused_with_little_memory(tmp_path: Path, name: str, ending: str) -> None:
+def test_a_bomb_is_refused_with_little_memory(
+    tmp_path: Path, read: Read, name: str, ending: str
+) -> None:
     kind, start, part, said = CONTENTS[name]
     file = tmp_path / ("a.zip" if ending == "zip" else f"a.{kind}.{ending}")
     with open(file, "wb") as writer:
@@ -139,7 +161,9 @@ def test_a_bomb_is_refused_with_little_memory(tmp_path: Path, name: str, ending:
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
-def test_a_row_without_an_end_is_refused_in_a_plain_file_too(tmp_path: Path, ending: str) -> None:
+def test_a_row_without_an_end_is_refused_in_a_plain_file_too(
+    tmp_path: Path, read: Read, ending: str
+) -> None:
     file = tmp_path / f"a.{ending}"
     with open(file, "wb") as writer:
         writer.write(b'text\n"x"\n"' if ending == "csv" else b'{"text": "x"}\n{"text": "')
@@ -149,7 +173,7 @@ def test_a_row_without_an_end_is_refused_in_a_plain_file_too(tmp_path: Path, end
     assert found["rows"] == 1 and found["mib"] < 1000
 
 
-def test_a_row_of_many_lines_is_bounded(tmp_path: Path) -> None:
+def test_a_row_of_many_lines_is_bounded(tmp_path: Path, read: Read) -> None:
     """No cell of it is long, and no line."""
     file = tmp_path / "a.csv"
     with open(file, "wb") as writer:
@@ -159,7 +183,7 @@ def test_a_row_of_many_lines_is_bounded(tmp_path: Path) -> None:
     assert "row 1: longer than 67,108,864 characters" in found["said"] and found["mib"] < 1000
 
 
-def test_a_row_of_the_longest_size_is_read(tmp_path: Path) -> None:
+def test_a_row_of_the_longest_size_is_read(tmp_path: Path, read: Read) -> None:
     from dpray.io.text_files import LONGEST_ROW
 
     file = tmp_path / "a.jsonl"
@@ -170,7 +194,7 @@ def test_a_row_of_the_longest_size_is_read(tmp_path: Path) -> None:
     assert "row 1: longer than" in read(file)["said"]
 
 
-def test_parquet_that_promises_more_rows_than_it_has(tmp_path: Path) -> None:
+def test_parquet_that_promises_more_rows_than_it_has(tmp_path: Path, read: Read) -> None:
     file = tmp_path / "a.parquet"
     table = pa.table({"text": ["x"] * 100, "n": range(100)})
     pa.parquet.write_table(table, file, use_dictionary=False, compression="none")
@@ -183,7 +207,7 @@ def test_parquet_that_promises_more_rows_than_it_has(tmp_path: Path) -> None:
     assert found["mib"] < 500 and found["s"] < 60
 
 
-def test_arrow_that_promises_a_huge_buffer(tmp_path: Path) -> None:
+def test_arrow_that_promises_a_huge_buffer(tmp_path: Path, read: Read) -> None:
     """A compressed buffer begins with the number of its unpacked bytes."""
     file, made = tmp_path / "a.arrow", io.BytesIO()
     table = pa.table({"text": ["x" * 90] * 100})

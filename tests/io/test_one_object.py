@@ -106,18 +106,14 @@ def test_errors_name_the_list_and_nobody(
         assert said in shown and "Ann" not in shown
 
 
-@pytest.mark.parametrize(
-    ("records", "said"),
-    [
-        ("tikets", "data.records: 'tikets' leads to no list; set data.records=tickets"),
-        ("count", "data.records: 'count' leads to no list"),
-        ("tickets.0", "data.records: 'tickets.0' leads to no list"),
-        ("tickets.0.text", "data.records: 'tickets.0.text' leads to no list"),
-    ],
-)
-def test_a_key_that_leads_to_no_list(tmp_path: Path, records: str, said: str) -> None:
+def test_a_key_that_leads_to_no_list(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"tickets": ROWS, "count": 2}))
-    assert said in message(tmp_path / "a.json", form=FileFormat(keys="data.", records=records))
+    for records, more in (
+        ("tikets", "; set data.records=tickets"), ("count", ""), ("tickets.0", ""),
+        ("tickets.0.text", ""),
+    ):  # fmt: skip
+        said = message(tmp_path / "a.json", form=FileFormat(keys="data.", records=records))
+        assert f"data.records: '{records}' leads to no list{more}" in said
 
 
 @pytest.mark.parametrize(

@@ -83,18 +83,12 @@ def test_a_link_is_not_read_and_not_repeated(path: str) -> None:
     assert "SECRET" not in str(told.value)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "s3://bucket/a:b@c.jsonl",
-        "abfss://box@account/x.csv",
-        "hdfs://host:8020/a@b.csv",
-        "a?key=b",
-        "s3://b/x?region=y",
-    ],
-)
-def test_other_signs_in_a_path_are_no_password(path: str) -> None:
-    assert not holds_secret(path)
+def test_other_signs_in_a_path_are_no_password() -> None:
+    others = (
+        "s3://bucket/a:b@c.jsonl", "abfss://box@account/x.csv", "hdfs://host:8020/a@b.csv",
+        "a?key=b", "s3://b/x?region=y",
+    )  # fmt: skip
+    assert not any(map(holds_secret, others))
 
 
 def test_rows_are_streamed(tmp_path: Path) -> None:
@@ -134,10 +128,10 @@ def test_files_are_hashed_with_a_report_that_may_end_it(
 ) -> None:
     monkeypatch.setattr("dpray.io.file_list.REPORT_SECONDS", 0.001)
     for name in "ab":
-        (tmp_path / f"{name}.jsonl").write_bytes(name.encode() * 30_000_000)
+        (tmp_path / f"{name}.jsonl").write_bytes(name.encode() * 8_000_000)
     shares: list[float] = []
     digests = file_digests(str(tmp_path), shares.append)
-    assert digests == [hashlib.sha256(name.encode() * 30_000_000).digest() for name in "ab"]
+    assert digests == [hashlib.sha256(name.encode() * 8_000_000).digest() for name in "ab"]
     assert shares == sorted(shares) and all(0 <= share <= 1 for share in shares)
     assert len(set(shares)) > 1
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
 
 from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
@@ -29,3 +33,13 @@ def reserve(
 
 def publish(ledger: Ledger, unit: str, attempt: str = "attempt-1", sha: str = SHA) -> int:
     return ledger.publish("run", attempt, [(unit, sha)])
+
+
+@contextmanager
+def listener(event: str, act: Callable[..., Any]) -> Iterator[None]:
+    """Have an event of any connection call `act`."""
+    sa.event.listen(sa.Engine, event, act)
+    try:
+        yield
+    finally:
+        sa.event.remove(sa.Engine, event, act)

@@ -27,9 +27,6 @@ def test_a_missing_ledger_is_refused(url: str, tmp_path: Path):
     with pytest.raises(InputError, match="there is no ledger"):
         Ledger.open(url)
     assert not (tmp_path / "ledger.db").exists()
-
-
-def test_an_empty_file_is_no_ledger(tmp_path: Path):
     (tmp_path / "empty.db").touch()
     with pytest.raises(InputError, match="there is no ledger"):
         Ledger.open(f"sqlite:///{tmp_path}/empty.db")
@@ -201,7 +198,7 @@ def test_a_child_of_version_0_1_is_refused(ledger: Ledger):
         Account.replay([Entry(**create | {"payload": json.dumps(payload)})])
 
 
-@pytest.mark.parametrize("text", ["", "x" * 201, "a\nb", "a\x00b", "a\tb"])
+@pytest.mark.parametrize("text", ["", "x" * 201, "a\nb", "a\x00b", "a\tb", "KeyError: 'said'\n"])
 def test_what_cannot_be_a_public_name_is_kept_out(ledger: Ledger, text: str):
     reserve(ledger, "run")
     for act in (
@@ -217,13 +214,6 @@ def test_what_cannot_be_a_public_name_is_kept_out(ledger: Ledger, text: str):
         with pytest.raises(InputError) as refused:
             act()
         assert not text or text not in str(refused.value)
-
-
-def test_an_error_message_is_no_class_name(ledger: Ledger):
-    reserve(ledger, "run")
-    with pytest.raises(InputError) as refused:
-        ledger.fail("run", "a/0", "attempt-1", "KeyError: 'the patient said'")
-    assert "patient" not in str(refused.value)
 
 
 def test_reserve_and_publish_do_not_grow_with_the_batches(tmp_path: Path):
@@ -251,7 +241,7 @@ def test_reserve_and_publish_do_not_grow_with_the_batches(tmp_path: Path):
         ledger.create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
         reserve(ledger, "run")
         few = work(ledger, "few")
-        units = [f"label/{n}" for n in range(5000)]
+        units = [f"label/{n}" for n in range(1500)]
         ledger.begin("run", "attempt-1", units)
         ledger.publish("run", "attempt-1", ((unit, SHA) for unit in units))
         many = work(ledger, "many")

@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 import dpray
-from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.types import Budget
+from tests.ledger.charges import STATED_FOR
 
-ROUNDS = 20
-STATED_FOR = ("record", NEIGHBORING_RELATION)
+ROUNDS = 8
 
 # Every line of input is a command, every line of output says what became of it.
 CHILD = """

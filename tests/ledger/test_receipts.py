@@ -13,7 +13,7 @@ from dpray.cli import run_command
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.queries import entries
 from dpray.types import Budget, LedgerConflict, LedgerError
-from tests.ledger.charges import ASKED, BUDGET, STATED_FOR, TENTH, reserve
+from tests.ledger.charges import ASKED, BUDGET, STATED_FOR, TENTH, listener, reserve
 from tests.report.reports import a_report
 
 
@@ -99,7 +99,7 @@ def test_a_backup_that_was_put_back_does_not_contain_the_run(
     assert verify(url, second) == 2
 
 
-@pytest.mark.parametrize("length", [1, 3, 4])
+@pytest.mark.parametrize("length", [1, 4])
 def test_who_has_seen_more_than_the_ledger_holds_charges_nothing_to_it(
     ledger: Ledger, url: str, connection: Callable[[], sa.Connection], length: int
 ):
@@ -125,17 +125,11 @@ def test_what_another_process_saw_counts_too(
     for opened in (whole, back):
         opened.require_heads(ledger.chain_heads())
     reserve(whole, "run-3")
-    assert whole.chain_heads()["notes"][0] == ledger.chain_heads()["notes"][0] + 1 == 6
+    reserve(ledger, "run-4")  # who has seen less than the ledger holds goes on
+    assert whole.chain_heads()["notes"][0] == ledger.chain_heads()["notes"][0] - 1 == 6
     put_back(connection, 3)
     with pytest.raises(LedgerError, match="put back to an earlier state"):
         reserve(back, "run-3")
-
-
-def test_who_has_seen_less_than_the_ledger_holds_goes_on(ledger: Ledger, url: str):
-    reserve(Ledger.open(url), "run-3")
-    reserve(ledger, "run-4")
-    assert ledger.account("notes").spent.epsilon == 0.4
-    assert ledger.verify() == []
 
 
 @pytest.mark.parametrize(
@@ -184,11 +178,8 @@ def test_an_admission_reads_its_own_data_sets_charges_alone(
         if "WHERE dataset = " in statement:
             statements.append(statement)
 
-    sa.event.listen(sa.Engine, "before_cursor_execute", note)
-    try:
+    with listener("before_cursor_execute", note):
         reserve(Ledger.open(url), "run-3")
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", note)
     [statement] = statements
     with connection() as open_connection:
         assert open_connection.scalar(sa.select(sa.func.count()).select_from(entries)) > 2300

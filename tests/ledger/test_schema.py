@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier
 
 import pytest
 import sqlalchemy as sa
 
-from dpray.accounting.event import NEIGHBORING_RELATION
-from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger
 from dpray.ledger.queries import VERSION
 from dpray.ledger.store import parse_url
-from dpray.types import Budget, LedgerError, MissingLedger
+from dpray.types import LedgerError, MissingLedger
+from tests.ledger.charges import BUDGET, STATED_FOR, publish, reserve
 
 Transaction = Callable[[], AbstractContextManager[sa.Connection]]
 
@@ -39,7 +38,6 @@ def test_a_ledger_that_cannot_be_made_whole_is_not_made(
     assert Ledger.create_or_open(url).verify() == []
 
 
-@pytest.mark.parametrize("open_ledger", [Ledger.open, Ledger.create_or_open])
 @pytest.mark.parametrize(
     "statement",
     [
@@ -52,17 +50,15 @@ def test_a_ledger_that_cannot_be_made_whole_is_not_made(
     ],
 )
 def test_a_ledger_that_is_not_known_is_refused(
-    url: str,
-    connection: Transaction,
-    open_ledger: Callable[[str], Ledger],
-    statement: str,
+    url: str, connection: Transaction, statement: str
 ) -> None:
     Ledger.create_or_open(url)
     with connection() as opened:
         opened.exec_driver_sql(statement)
-    with pytest.raises(LedgerError, match="does not have the tables of version 1") as refused:
-        open_ledger(url)
-    assert "\n" not in str(refused.value)
+    for open_ledger in (Ledger.open, Ledger.create_or_open):
+        with pytest.raises(LedgerError, match="does not have the tables of version 1") as refused:
+            open_ledger(url)
+        assert "\n" not in str(refused.value)
 
 
 def test_tables_of_others_are_left_alone(url: str, connection: Transaction) -> None:
@@ -115,36 +111,22 @@ def test_a_role_charges_with_the_grants_that_the_page_names(postgresql_url: str)
         ):
             opened.exec_driver_sql(statement)
     engine.dispose()
-    stated_for = ("record", NEIGHBORING_RELATION)
     ledger = Ledger.open(postgresql_url.replace("postgres@", f"{role}@"))
-    ledger.create_dataset("notes", Budget(1.0, 1e-6), *stated_for)
-    charge = {"run": (DiscreteLaplace(10.0, 1), Budget(0.1, 1e-8))}
-    ledger.reserve("notes", charge, *stated_for, [b"file"])
-    assert ledger.publish("run", "attempt-1", [("a/0", "a" * 64)]) == 1
+    ledger.create_dataset("notes", BUDGET, *STATED_FOR)
+    reserve(ledger, "run", files=[b"file"])
+    assert publish(ledger, "a/0") == 1
     assert ledger.commit("run") and ledger.verify() == []
 
 
-def at_once(work: Sequence[Callable[[], object]]) -> list[Exception]:
-    """Do it in a thread each; return what was raised."""
-    together, errors = Barrier(len(work)), []
-
-    def do(one: Callable[[], object]) -> None:
-        together.wait()
-        try:
-            one()
-        except Exception as error:
-            errors.append(error)
-
-    threads = [Thread(target=do, args=(one,)) for one in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return errors
-
-
 def test_one_of_many_makes_the_tables(url: str, connection: Transaction) -> None:
-    assert at_once([partial(Ledger.create_or_open, url)] * 8) == []
+    together = Barrier(8)
+
+    def make(_: int) -> None:
+        together.wait()
+        Ledger.create_or_open(url)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(make, range(8)))
     with connection() as opened:
         assert opened.execute(sa.text("SELECT count(*) FROM dpray_secret")).scalar() == 1
         assert opened.execute(sa.text("SELECT version FROM dpray_version")).scalars().all() == [

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -19,16 +18,7 @@ from dpray.accounting.events import DiscreteLaplace
 from dpray.ledger.ledger import Ledger, Write
 from dpray.ledger.transaction import Transaction
 from dpray.types import AlreadyPublished, Budget, BudgetRefused, InputError, LedgerError
-from tests.ledger.charges import ASKED, SHA, STATED_FOR, TENTH, reserve
-
-
-@contextmanager
-def listener(event: str, act: Callable[..., Any]) -> Iterator[None]:
-    sa.event.listen(sa.Engine, event, act)
-    try:
-        yield
-    finally:
-        sa.event.remove(sa.Engine, event, act)
+from tests.ledger.charges import ASKED, BUDGET, SHA, STATED_FOR, TENTH, listener, reserve
 
 
 @pytest.fixture
@@ -56,7 +46,7 @@ def publication(attempt: str) -> Write:
 def test_operations_share_a_transaction_and_each_has_its_own_answer(
     ledger: Ledger, commits: list[int]
 ):
-    ledger.create_dataset("other", Budget(1.0, 1e-6), *STATED_FOR)
+    ledger.create_dataset("other", BUDGET, *STATED_FOR)
     reserve(ledger, "run")
     commits.clear()
     answers = ledger.write_together(
@@ -91,7 +81,7 @@ def test_one_that_the_database_refuses_takes_none_with_it_if_that_may_pass(
     is_transient: bool,
 ):
     monkeypatch.setattr("dpray.ledger.ledger.is_transient", lambda error: is_transient)
-    ledger.create_dataset("other", Budget(1.0, 1e-6), *STATED_FOR)
+    ledger.create_dataset("other", BUDGET, *STATED_FOR)
     refused: list[str] = []
 
     def refuse(_connection, _cursor, statement, parameters, *_rest):
@@ -114,13 +104,16 @@ def test_one_that_the_database_refuses_takes_none_with_it_if_that_may_pass(
     assert Ledger.open(url).verify() == []
 
 
+RACERS = 60
+
+
 @pytest.mark.slow
-def test_of_two_hundred_that_race_for_the_last_unit_exactly_one_wins(ledger: Ledger, url: str):
+def test_of_many_that_race_for_the_last_unit_exactly_one_wins(ledger: Ledger, url: str):
     """On shared ledgers, as the accountant's threads have one, and on ledgers of their own."""
     for run in range(9):
         reserve(ledger, f"run-{run}")
     ledgers = [ledger, *(Ledger.open(url) for _ in range(4))]
-    gate = threading.Barrier(200)
+    gate = threading.Barrier(RACERS)
 
     def race(number: int) -> bool:
         gate.wait(120)
@@ -130,8 +123,8 @@ def test_of_two_hundred_that_race_for_the_last_unit_exactly_one_wins(ledger: Led
             return False
         return True
 
-    with ThreadPoolExecutor(200) as pool:
-        won = list(pool.map(race, range(200)))
+    with ThreadPoolExecutor(RACERS) as pool:
+        won = list(pool.map(race, range(RACERS)))
     assert sum(won) == 1
     account = Ledger.open(url).account("notes")
     assert (len(account.charges), account.spent.epsilon) == (10, 1.0)
@@ -151,7 +144,7 @@ def terminate(url: str, where: str) -> int:
 @pytest.fixture
 def postgresql(postgresql_url: str) -> Ledger:
     ledger = Ledger.create_or_open(postgresql_url)
-    ledger.create_dataset("notes", Budget(1.0, 1e-6), *STATED_FOR)
+    ledger.create_dataset("notes", BUDGET, *STATED_FOR)
     return ledger
 
 

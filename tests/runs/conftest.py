@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.dp_kps import release as dp_kps_run
 from dpray.types import Resumable
+from tests.integration.processes import small_disk_at
 
 
 @pytest.fixture
@@ -38,3 +40,11 @@ def cut_off(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 methods.run(run)
 
     return arm
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk_at(tmp_path / "disk", "1m") as mounted:
+        if not mounted:
+            pytest.skip("this process may not mount a small disk")
+        yield tmp_path / "disk"

@@ -20,7 +20,6 @@ from dpray.cli import interrupt_on_sigterm
 from dpray.config.config import Config
 from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
-from dpray.methods.config import parse_config
 from dpray.methods.registry import make_plan
 from dpray.runs.failures import release_with_repeats
 from dpray.runs.folder import ReleaseFolder
@@ -36,14 +35,9 @@ from dpray.types import (
     RunFailed,
 )
 from dpray.workers.engine import build_engine
-from tests.integration.processes import fill, small_disk_at
+from tests.integration.processes import fill
 
-
-@pytest.fixture
-def config(
-    settings: Callable[..., dict[str, Any]], sequences: dict[str, Any]
-) -> Callable[..., Config]:
-    return lambda **changes: parse_config(settings(**sequences | changes))
+pytestmark = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 
 
 def ledger_file(run: Config) -> Path:
@@ -230,14 +224,6 @@ def test_a_failure_is_recorded_once_the_ledger_answers_again(
         assert not noted.exists()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with small_disk_at(tmp_path / "disk", "1m") as mounted:
-        if not mounted:
-            pytest.skip("this process may not mount a small disk")
-        yield tmp_path / "disk"
-
-
 def on_disk(make: Callable[..., Config], disk: Path, ledger_too: bool) -> Config:
     ledger = {"privacy__ledger": f"sqlite:///{disk}/ledger.db"} if ledger_too else {}
     return make(output__path=str(disk / "out"), **ledger)
@@ -253,8 +239,7 @@ def full(disk: Path, draw: int) -> Callable[[], dict[str, Any]]:
     return mechanism
 
 
-@pytest.mark.parametrize("ledger_too", [True, False])
-@pytest.mark.parametrize("draw", [1, 100_000])
+@pytest.mark.parametrize(("draw", "ledger_too"), [(1, False), (100_000, True)])
 def test_a_disk_that_is_full_after_a_draw_has_room_for_it(
     config: Callable[..., Config], small_disk: Path, draw: int, ledger_too: bool
 ) -> None:
@@ -267,12 +252,11 @@ def test_a_disk_that_is_full_after_a_draw_has_room_for_it(
         assert session.ledger.counts("run")["starts"] == 1
 
 
-@pytest.mark.parametrize("ledger_too", [True, False])
 def test_a_draw_that_its_room_does_not_hold_has_failed(
-    config: Callable[..., Config], small_disk: Path, ledger_too: bool
+    config: Callable[..., Config], small_disk: Path
 ) -> None:
     """The ledger says so, though it is on the same disk."""
-    with session_of(on_disk(config, small_disk, ledger_too)) as session:
+    with session_of(on_disk(config, small_disk, ledger_too=True)) as session:
         session.folder.take_room()
         with pytest.raises(OSError, match="No space left"):
             session.publish_once("counts", full(small_disk, 900_000))

@@ -80,6 +80,7 @@ def test_a_run_that_began_takes_no_other_rows(
     cut_off(run, "total_sums")
     [kept] = snapshots(run)
     rows = kept.read_bytes()
+    assert json.loads(rows.splitlines()[0]) == {"text": "word1 0", "label": "a"}
     kept.write_bytes(rows.replace(b"word1", b"word3"))
     with pytest.raises(InputError, match=r"^data\.path: the records have changed since the run"):
         methods.run(run)
@@ -122,12 +123,6 @@ def test_other_machines_have_to_see_the_copy(tmp_path: Path) -> None:
     refuse_unreached(tmp_path, 1)
     with pytest.raises(InputError, match=r"^data\.query: its rows are copied to output\.path"):
         refuse_unreached(tmp_path, 2)
-
-
-def test_the_copy_is_json_lines(config: Changes, cut_off: Callable[..., None]) -> None:
-    cut_off(run := config(), "total_sums")
-    [kept] = snapshots(run)
-    assert json.loads(kept.read_text().splitlines()[0]) == {"text": "word1 0", "label": "a"}
 
 
 def test_a_run_that_was_refused_before_its_charge_asks_again(

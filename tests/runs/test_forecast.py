@@ -20,8 +20,9 @@ from dpray.engines.text import codec_of
 from dpray.io.files import read_json
 from dpray.methods import registry
 from dpray.methods.config import parse_config
+from dpray.runs.call_cache import CALLS, Call, CallCache
 from dpray.runs.forecast import Forecast, Work, _parameters, given_rates, rates_here, rates_of_run
-from dpray.runs.session import Asked
+from dpray.runs.session import Session
 from dpray.types import InputError, Progress
 
 
@@ -60,16 +61,20 @@ def test_a_rate_is_measured_by_the_tokens_that_the_engine_gets(engine: Any) -> N
     assert not rates.together
 
 
-def test_the_rates_of_calls_are_those_of_one_engine() -> None:
-    asked = Asked()
-    assert asked.rates(1) is None
-    none, some = ({"prompt_tokens": n, "completion_tokens": n // 2} for n in (0, 80))
-    asked.add(none, none, 100.0)
-    assert asked.rates(1) is None  # an endpoint that counts no tokens
-    asked = Asked()
-    asked.add(none, some, 3.0)
-    asked.add(none, some, 1.0)
-    assert asked.rates(2) == Rates(20.0, 10.0, together=True)
+def test_the_rates_of_calls_are_those_of_one_engine(tmp_path: Path) -> None:
+    config = SimpleNamespace(
+        runtime=SimpleNamespace(actors=2, uses_ray=True), engine=SimpleNamespace(is_local=True)
+    )
+    folder: Any = SimpleNamespace(private=tmp_path)
+    plan: Any = SimpleNamespace(config=config)
+    CallCache(tmp_path / CALLS).put(Call("of an earlier attempt", "text", 999, 999))
+    session: Any = Session(plan, folder, None, "", "", None, None)  # type: ignore[arg-type]
+    assert session.rates is None
+    session._seconds_asked = 4.0
+    assert session.rates is None  # an endpoint that counts no tokens
+    session._calls.put(Call("1", "text", 100, 50))
+    session._calls.put(Call("2", "text", 60, 30))
+    assert session.rates == Rates(20.0, 10.0, together=True)
 
 
 def test_private_prediction_counts_the_rows_of_all_batches(settings: Callable[..., Any]) -> None:

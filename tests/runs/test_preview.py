@@ -106,6 +106,7 @@ def test_every_method_shows_its_public_prompts(tmp_path: Path, method: str) -> N
     assert "praise" in words and "complaints" in words
     assert ("letters of guests" in words) == (method != "dp_sgd")
     assert [p.completed for p in shown if p.activity == "texts"] == [0, 1, 2, 3, 4]
+    assert found["bits"] is None
     [cut] = [line for line in found["advice"] if line.startswith("50% of the texts reach")]
     assert f"reach method.{'max_length' if method == 'dp_sgd' else 'max_tokens'}: " in cut
     assert not any("data." in line for line in found["advice"])
@@ -120,28 +121,6 @@ def test_a_preview_ends_texts_where_a_run_does(tmp_path: Path) -> None:
     assert isinstance(plan, PrivatePredictionPlan)
     asked = plan.public_calls(["1"]).requests[0].sampling
     assert asked.stop == plan.method.stop == ("\n\n", "\nText:")
-
-
-def test_a_document_of_several_sections_is_shown_whole(tmp_path: Path) -> None:
-    """Each section is asked for after the others."""
-    config = config_of(tmp_path, "private_prediction")
-    settings = config.method.model_copy(update={"sections": 3})
-    plan = make_plan(config.model_copy(update={"method": settings}))
-
-    class Numbered(Writer):
-        asked: ClassVar[list[str]] = []
-
-        def generate(self, prompts: Sequence[Prompt], *others: Any) -> list[Completion]:
-            self.answers = [(f" Part {len(self.asked)}", 5)]
-            self.asked.append(prompts[0].user)
-            return super().generate(prompts, *others)
-
-    writer = Numbered([])
-    calls = plan.public_calls(["1"])
-    answers = documents(writer, calls, no_progress)  # type: ignore[arg-type]
-    assert [each.text for each in answers] == ["Part 0\n\nPart 1\n\nPart 2"]
-    assert answers[0].completion_tokens == 15
-    assert [user.count("Part") for user in writer.asked] == [0, 1, 2]
 
 
 def test_a_document_is_joined_and_prompted_as_a_run_does(tmp_path: Path) -> None:
@@ -172,6 +151,7 @@ def test_a_document_is_joined_and_prompted_as_a_run_does(tmp_path: Path) -> None
     [record] = records_of(plan, {"batch": "0/0", "examples": examples_drawn})  # type: ignore[arg-type]
     assert found == record["text"] == "Fell.\n\nNo pain"
     assert answer.finish_reason == record["finish_reason"] == "length"
+    assert answer.completion_tokens == 999 + 3
     shown = [("Hit the arm" in user, "None at all" in user) for user in writer.asked]
     assert shown == [(True, False), (False, True)]
 
@@ -191,26 +171,20 @@ def test_the_packaged_model_previews_private_prediction(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config_of(tmp_path, "private_prediction", about="clinic notes")
-    command = ["preview", str(tmp_path / "c.yaml"), "--records", "3", "--write"]
-    assert run_command([*command, "--json"]) == 0
+    stars = ["data.attributes.stars=[717, 929]", "data.label_proportions=measured"]
+    command = ["preview", str(tmp_path / "c.yaml"), "--records", "3", "--write", "--json", *stars]
+    assert run_command(command) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["prompt"]["user"].startswith("Here are clinic notes of the kind: 1.")
+    assert all(each["attributes"]["stars"] in {717, 929} for each in found["texts"])
     floor = tmp_path / "out" / "floor.jsonl"
     assert found["floor"] == str(floor) and found["forecast"]["hours"] > 0
     written = [json.loads(line) for line in floor.read_text().splitlines()]
     assert written == [
         {"text": each["text"], "label": each["label"]} for each in found["texts"] if each["text"]
     ]
-    assert run_command(command) == 0
+    show_preview(found, command[1:2], Terminal())
     assert "--floor" in capsys.readouterr().out
-    assert run_command([*command, "--json", "method.sections=3"]) == 0
-    longer = json.loads(capsys.readouterr().out)
-    stars = ["data.attributes.stars=[717, 929]", "data.label_proportions=measured"]
-    assert run_command([*command, "--json", *stars]) == 0
-    [*with_stars] = json.loads(capsys.readouterr().out)["texts"]
-    assert all(each["attributes"]["stars"] in {717, 929} for each in with_stars)
-    assert longer["tokens_per_text"] > found["tokens_per_text"]
-    assert any("\n\n" in each["text"] for each in longer["texts"])
 
 
 def test_a_model_that_does_not_know_the_language_is_named(
@@ -218,25 +192,22 @@ def test_a_model_that_does_not_know_the_language_is_named(
 ) -> None:
     """By a public sentence, or by public examples: the packaged model knows the demo's."""
     config_of(tmp_path, "private_prediction", language="ar")
-    command = ["preview", str(tmp_path / "c.yaml"), "--records", "1"]
-    assert run_command([*command, "--json"]) == 0
+    command = ["preview", str(tmp_path / "c.yaml"), "--records", "1", "--json"]
+    assert run_command(command) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["bits"]["of"] == "a public sentence in Arabic"
     assert found["bits"]["per_byte"] > found["bits"]["most"] == MOST_BITS
     [line] = [line for line in found["advice"] if line.startswith("engine.model: ")]
     assert "Arabic" in line and "take a model that was trained on it" in line
     assert " in Arabic" in found["prompt"]["user"]
+    show_preview(found, command[1:2], Terminal())
+    assert "bits for a byte of a public sentence in Arabic" in capsys.readouterr().out
 
     examples = f"method.few_shot={DEMO.parent / 'data' / 'public.jsonl'}"
-    assert run_command([*command, examples, "--json"]) == 0
+    assert run_command([*command, examples]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["bits"]["of"] == "method.few_shot" and found["bits"]["per_byte"] < MOST_BITS
     assert not any(line.startswith("engine.model: ") for line in found["advice"])
-
-    assert run_command([*command, "data.language=null"]) == 0
-    assert "bits for a byte" not in capsys.readouterr().out
-    assert run_command(command) == 0
-    assert "bits for a byte of a public sentence in Arabic" in capsys.readouterr().out
 
 
 def test_what_cannot_be_previewed_says_so(
@@ -277,7 +248,9 @@ def test_the_next_command_has_the_settings_of_this_one(
     writer = Writer([("A text.", 3)])
     found = preview(make_plan(config), 1, lambda *_, **__: writer, no_progress, False)
     show_preview(found, ["my job.yaml", "privacy.epsilon=2"], Terminal())
-    first, *_, last = capsys.readouterr().out.splitlines()[1:]
+    shown = capsys.readouterr().out
+    assert "bits for a byte" not in shown
+    first, *_, last = shown.splitlines()[1:]
     assert first.startswith("Prompt, as ") and first.endswith(" gets it:")
     assert last.endswith(": dpray run 'my job.yaml' privacy.epsilon=2; if not: docs/bad_texts.md")
 

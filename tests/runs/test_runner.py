@@ -177,34 +177,18 @@ def test_lost_batches_are_repeated_at_no_further_cost(
     assert ledger_of(run).account("notes").spent.epsilon == report["epsilon"]
 
 
-def test_a_start_that_is_lost_without_a_note_was_interrupted(
-    config: Callable[..., Config], lose_after: Callable[..., None], tmp_path: Path
-) -> None:
-    run = config(runtime__max_attempts=1)
-    lose_after(1)
-    with pytest.raises(Resumable):
-        release(run)
-    noted = Path(run.output.path) / "private" / LOSSES
-    assert "Marlowe" not in noted.read_text()
-    noted.unlink()
-    assert release(run)["repeats"]["lost_starts"] == {"an interruption of the run": 4}
-
-
-def test_a_run_that_keeps_losing_can_be_resumed_with_the_same_records(
-    config: Callable[..., Config], lose_after: Callable[..., None], records_file: Path
+def test_a_run_that_keeps_losing_goes_on_and_a_loss_without_a_note_was_an_interruption(
+    config: Callable[..., Config], lose_after: Callable[..., None]
 ) -> None:
     run = config()
     lose_after(0, times=3)
     with pytest.raises(Resumable, match="3 times"):
         release(run)
-    before = records_file.read_text()
-    records_file.write_text(before.replace("Marlowe 7", "Marlowe seven", 1))
-    with pytest.raises(InputError, match=r"data\.path: the records have changed") as stopped:
-        release(run)
-    assert "Marlowe" not in str(stopped.value)
-    records_file.write_text(before)
+    noted = Path(run.output.path) / "private" / LOSSES
+    assert "Marlowe" not in noted.read_text()
+    noted.unlink()
     report = release(run)
-    assert report["batches"]["published"] == 12
+    assert report["repeats"]["lost_starts"] == {"an interruption of the run": 3 * 4}
     assert_once(run, report)
 
 
@@ -285,14 +269,6 @@ def test_an_altered_or_deleted_ledger_is_refused_not_made_anew(
     other.create_dataset("notes", Budget(1000.0, 1e-3), "record", "add_or_remove_one")
     with pytest.raises(InputError, match="does not hold this run's charge"):
         release(run)
-
-
-def test_a_folder_holds_one_plan(config: Callable[..., Config]) -> None:
-    release(config())
-    with pytest.raises(InputError, match="another plan"):
-        release(config(method__clip_bound=0.5))
-    with pytest.raises(InputError, match="another configuration"):
-        release(config(method__max_tokens=4, method__public_temperature=1.1))
 
 
 def test_two_runs_of_one_folder_do_not_mix(config: Callable[..., Config]) -> None:

@@ -14,6 +14,8 @@ from dpray.config.data import DataConfig
 from dpray.runs import table
 from dpray.runs.table import write_table
 
+AB = DataConfig(path="x", text=("a", "b"), public_size=9)
+
 
 def release(folder: Path, texts: list[str], label: Any = None) -> Path:
     file = folder / "synthetic.jsonl"
@@ -49,9 +51,8 @@ def test_both_files_have_the_columns_of_the_data(
 
 @pytest.mark.parametrize("values", [[1, "x"], [{}, {}], [[1], {"a": 1}], [True, 1], [2**70, 1]])
 def test_a_column_without_one_type_is_json_in_parquet(tmp_path: Path, values: list[Any]) -> None:
-    data = DataConfig(path="x", text=("a", "b"), public_size=9)
     texts = [json.dumps({"a": value, "b": "text"}) for value in values]
-    assert write_table(release(tmp_path, texts), data).to_json() == {"rows": 2, "left_out": 0}
+    assert write_table(release(tmp_path, texts), AB).to_json() == {"rows": 2, "left_out": 0}
     rows, columns = tables(tmp_path)
     assert [row["a"] for row in rows] == values
     assert [json.loads(text) for text in columns["a"].to_pylist()] == values
@@ -77,8 +78,7 @@ def test_conversations_are_lists_of_messages(tmp_path: Path) -> None:
 
 
 def test_a_table_may_have_no_row(tmp_path: Path) -> None:
-    data = DataConfig(path="x", text=("a", "b"), public_size=9)
-    assert write_table(release(tmp_path, ["words"]), data).to_json() == {"rows": 0, "left_out": 1}
+    assert write_table(release(tmp_path, ["words"]), AB).to_json() == {"rows": 0, "left_out": 1}
     rows, columns = tables(tmp_path)
     assert rows == [] and columns.num_rows == 0
 
@@ -87,34 +87,30 @@ def test_types_of_later_parts_may_not_hold_earlier_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "ROWS_IN_MEMORY", 1)
-    data = DataConfig(path="x", text=("a", "b"), public_size=9)
     values = [2**60 + 1, 0.5]
     texts = [json.dumps({"a": value, "b": 1}) for value in values]
-    assert write_table(release(tmp_path, texts), data).rows == 2
+    assert write_table(release(tmp_path, texts), AB).rows == 2
     assert [json.loads(text) for text in tables(tmp_path)[1]["a"].to_pylist()] == values
 
 
 def test_deep_nesting_is_json_in_parquet(tmp_path: Path) -> None:
     """Parquet writes more levels than it reads."""
-    data = DataConfig(path="x", text=("a", "b"), public_size=9)
     deep = "[" * 200 + "]" * 200
-    assert write_table(release(tmp_path, [f'{{"a": {deep}}}']), data).rows == 1
+    assert write_table(release(tmp_path, [f'{{"a": {deep}}}']), AB).rows == 1
     assert tables(tmp_path)[1]["a"].to_pylist() == [deep]
 
 
 def test_half_a_surrogate_pair_is_a_question_mark(tmp_path: Path) -> None:
     """A text without a schema may escape one, and the run is charged already."""
-    data = DataConfig(path="x", text=("a", "b"), public_size=9)
     text = '{"a": "so \\ud83d", "b": {"\\ud83d": 1}}'
-    assert write_table(release(tmp_path, [text]), data).rows == 1
+    assert write_table(release(tmp_path, [text]), AB).rows == 1
     rows, columns = tables(tmp_path)
     assert rows == columns.to_pylist() == [{"a": "so ?", "b": {"?": 1}}]
 
 
 def test_rows_of_a_run_without_noise_are_stamped(tmp_path: Path) -> None:
-    data = DataConfig(path="x", text=("a", "b"), public_size=9)
     file = tmp_path / "synthetic.jsonl"
     file.write_text(json.dumps({"text": '{"a": 1, "b": 2}', "label": None, "not_private": True}))
-    assert write_table(file, data).to_json() == {"rows": 1, "left_out": 0}
+    assert write_table(file, AB).to_json() == {"rows": 1, "left_out": 0}
     rows, columns = tables(tmp_path)
     assert rows == columns.to_pylist() == [{"a": 1, "b": 2, "not_private": True}]
