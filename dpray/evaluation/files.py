@@ -113,7 +113,7 @@ def evaluate_files(
             text_of,
             settings.label or LABEL,
             forms[name],
-            kept if name in ("real", "train") else every_row,
+            kept if name in ("real", "train") else None,
             partial(keep, name),
         )
         for name, path in paths.items()
@@ -157,10 +157,8 @@ def evaluate_files(
 
 def _config_of_run(folder: Path) -> Json:
     """Return the public configuration of a run by its folder or its records, {} for other files."""
-    folder = folder.parent if folder.name == RECORDS else folder
-    return (
-        (read_json(folder / RUN_FILE).get("config") or {}) if (folder / RUN_FILE).is_file() else {}
-    )
+    file = (folder.parent if folder.name == RECORDS else folder) / RUN_FILE
+    return (read_json(file).get("config") or {}) if file.is_file() else {}
 
 
 def _with_columns_of(
@@ -273,18 +271,13 @@ def listed_columns(names: str, key: str = "--attributes") -> list[str]:
     return columns
 
 
-def every_row(row: FileRow, where: Where) -> bool:
-    """Keep every row."""
-    return True
-
-
 def row_rule(
     rule: str | None, labels: Mapping[str, Label] | None, column: str
-) -> Callable[[FileRow, Where], bool]:
+) -> Callable[[FileRow, Where], bool] | None:
     """Return whether a row is kept by a rule of the form of `data.after`, and has one of `labels`
-    in `column`."""
+    in `column`; None if all rows are."""
     if rule is None and labels is None:
-        return every_row
+        return None
 
     def keeps(row: FileRow, where: Where) -> bool:
         if rule is not None and not after(rule).keeps(row, where):
@@ -300,24 +293,29 @@ def read_labelled(
     read_text: TextOf,
     label: str,
     form: FileFormat,
-    keeps: Callable[[FileRow, Where], bool] = every_row,
+    keeps: Callable[[FileRow, Where], bool] | None = None,
     further: Callable[[FileRow, Where], None] = lambda row, where: None,
 ) -> list[Labelled]:
     """Read the records of files, or of the release in a run's folder; blank texts are left out, and
     rows for which `keeps` is false. `further` gets the row of each record."""
     released = Path(path) / RECORDS
-    if (Path(path) / RUN_FILE).exists() and not released.exists():
+    is_run = (Path(path) / RUN_FILE).exists()
+    if is_run and not released.exists():
         raise InputError(f"{key}: {path}: a run's folder without {RECORDS}, not finished")
-    if released.exists() and (Path(path) / RUN_FILE).exists() and key == "--synthetic":
+    if is_run and key == "--synthetic":
         # Columns of a table may be named like the release's own: `text` and `label`.
         read_text = partial(text_of, column=TEXT)
     records: list[Labelled] = []
     for file in _files(path, key):
         for where, row in read_rows(file, form):
-            if not keeps(row, where):
+            if keeps is not None and not keeps(row, where):
                 continue
             if not records and key in ("--synthetic", "--floor"):
-                read_text = _own_text(row, read_text, where)
+                if TEXT in row:
+                    try:
+                        read_text(row, where=where)
+                    except InputError:  # a release has a column of its own
+                        read_text = partial(text_of, column=TEXT)
                 label = label if _has(row, label, where) or LABEL not in row else LABEL
             record = read_text(row, where=where), _label(row, label, where)
             if is_empty(record[0]):
@@ -327,7 +325,7 @@ def read_labelled(
             records.append(record)
             further(row, where)
     if not records:
-        which = "" if keeps is every_row else " that --after and data.labels of the run keep"
+        which = "" if keeps is None else " that --after and data.labels of the run keep"
         raise InputError(f"{path}: no records{which}")
     return records
 
@@ -335,15 +333,6 @@ def read_labelled(
 def _files(path: str, key: str) -> Sequence[str]:
     released = Path(path) / RECORDS
     return list_files(str(released) if released.exists() else path, key)
-
-
-def _own_text(row: dict[str, object], read_text: TextOf, where: Where) -> TextOf:
-    """Return the reader of a text, or that of a release's own column if the row has only that."""
-    try:
-        read_text(row, where=where)
-    except InputError:
-        return partial(text_of, column=TEXT) if TEXT in row else read_text
-    return read_text
 
 
 def _has(row: dict[str, object], column: str, where: Where) -> bool:

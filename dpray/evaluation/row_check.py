@@ -209,7 +209,7 @@ class Tally:
             "hidden_roles": roles.hidden,
             "characters": quantiles(self.characters),
             "cut_characters": cut(self.characters, self.data.max_characters - 1),
-            "limits": [] if self.codec is None else self._limits(),
+            "limits": [self._limit(each) for each in self.plan.reads.token_limits if self.codec],
             "tokens_not_counted": self.no_tokens,
             "max_tokens": self._sizes,
             "about": str(self.plan.about),
@@ -217,9 +217,6 @@ class Tally:
             "public_size": self.data.public_size,
             "proposals": self._proposals(),
         } | self.people.summary()
-
-    def _limits(self) -> list[Json]:
-        return [self._limit(limit) for limit in self.plan.reads.token_limits]
 
     def _limit(self, limit: TokenLimit) -> Json:
         lengths, room = self.tokens[limit.key], self._room(limit)
@@ -249,10 +246,8 @@ class Tally:
         # Longer prompts cost time, and sections epsilon: they are for texts that no prompt holds.
         fits = whole <= min(largest, self._room(limit))
         if limit.one_section and not fits and whole > 2 * limit.most >= 2 * LEAST_SECTION:
-            number, drawn = (
-                min(math.ceil(whole / limit.most), 100),
-                getattr(self.plan.settings, "max_tokens", 0),
-            )
+            number = min(math.ceil(whole / limit.most), 100)
+            drawn = getattr(self.plan.settings, "max_tokens", 0)
             if self._room(limit) - (number - 1) * drawn >= LEAST_SECTION:
                 yield "method.sections", number
                 return
