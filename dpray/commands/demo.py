@@ -117,8 +117,7 @@ def demo_config(folder: Path, out: Path, chosen: Demo) -> Config:
 
 
 def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, object]:
-    """Evaluate the synthetic texts against real ones. The floor are texts that the model writes
-    without private texts."""
+    """Evaluate the synthetic texts; the floor are texts of the model without private ones."""
     path = out / "private" / "evaluation.json"
     if path.exists():
         return read_json(path)

@@ -51,8 +51,7 @@ def _options() -> Iterator[Parameter]:
 
 
 def show_evaluation(result: Json, path: Path) -> None:
-    """Print the tables of the evaluation at `path`. The topics are left out, because their terms
-    are words of private texts."""
+    """Print all tables but that of the topics, whose terms are words of private texts."""
     console = Terminal()
     console.note("NOT PRIVATE", "bold", f"{result['private']}.")
     for part, table in evaluation_tables(result).items():

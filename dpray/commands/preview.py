@@ -42,8 +42,7 @@ def preview(
 
 
 def show_preview(found: Json, arguments: Sequence[str], console: Terminal) -> None:
-    """Print a preview, as `dpray.preview` returns it. `arguments` are the configuration's file and
-    the settings over it."""
+    """Print what `dpray.preview` returns; `arguments` are those of a command that runs it."""
     console.note("dpray preview", "bold", "texts without private records; nothing is charged")
     prompt = found["prompt"]
     console.print(Text(printable(f"Prompt, as {found['model']} gets it:"), "bold"), soft_wrap=True)

@@ -225,8 +225,7 @@ def starter(values: ReadOnlyJson) -> str:
 
 
 def write_checked(target: Path, text: str) -> None:
-    """Write the configuration if `load_config` accepts it. Otherwise raises InputError and leaves
-    an old file as it is."""
+    """Write the configuration if `load_config` accepts it; else an old file stays as it is."""
     draft = target.with_name(f".{target.name}.draft")
     try:
         draft.write_text(text, encoding="utf-8")
@@ -299,8 +298,7 @@ def _spread(files: Sequence[str]) -> Sequence[str]:
 def _first_rows(
     files: Sequence[str], column: str, form: FileFormat, most: int = MOST_LOOKED_AT
 ) -> Iterator[tuple[Where, FileRow]]:
-    """Yield the first rows of the files, with one column. Raises InputError for a row that cannot
-    be read."""
+    """Yield the first rows of the files, with one column. Raises InputError for a bad row."""
     some, columns = _spread(files), frozenset({column})
     rows = (read_part(FilePart(file, format=form, columns=columns)) for file in some)
     each = most // len(some)
@@ -322,8 +320,7 @@ def _roles(files: Sequence[str], turns: str | None, form: FileFormat) -> tuple[s
 
 
 def _labels(files: Sequence[str], label: str | None, form: FileFormat) -> list[Label]:
-    """Return the labels in the first rows of the files. Raises InputError for a row that cannot be
-    read, and for more than `MOST_LABELS`."""
+    """Return the labels in the first rows. Raises InputError for more than `MOST_LABELS`."""
     found: dict[str, Label] = {}
     if not label:
         return []

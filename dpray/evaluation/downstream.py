@@ -82,8 +82,7 @@ def mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
 
 
 def accuracy_and_f1(truth: Any, predicted: np.ndarray) -> dict[str, float]:
-    """Return accuracy and macro F1; the F1 averages over the labels that occur in `truth`, because
-    no record of another label could be found."""
+    """Return accuracy and macro F1, which averages over the labels that occur in `truth`."""
     macro_f1 = f1_score(
         truth, predicted, labels=np.unique(truth), average="macro", zero_division=0.0
     )

@@ -205,8 +205,7 @@ def _labels_of(run: ReadOnlyJson, settings: EvaluationSettings) -> dict[str, Lab
 def compare_attributes(
     sets: Mapping[str, Sequence[Labelled]], attributes: Mapping[str, Sequence[FileRow]], seeds: int
 ) -> dict[str, object] | None:
-    """Compare the labels and attributes of records as columns, each and in pairs; without `train`
-    the real records are halved as `evaluate` halves them."""
+    """Compare labels and attributes as columns, with the halves of `evaluate` without `train`."""
     rows: dict[str, list[Labelled]] = {
         name: [
             (text, json.dumps(({} if label is None else {LABEL: label}) | own))
@@ -311,11 +310,7 @@ def read_labelled(
             if keeps is not None and not keeps(row, where):
                 continue
             if not records and key in ("--synthetic", "--floor"):
-                if TEXT in row:
-                    try:
-                        read_text(row, where=where)
-                    except InputError:  # a release has a column of its own
-                        read_text = partial(text_of, column=TEXT)
+                read_text = _own_text(row, read_text, where)
                 label = label if _has(row, label, where) or LABEL not in row else LABEL
             record = read_text(row, where=where), _label(row, label, where)
             if is_empty(record[0]):
@@ -333,6 +328,15 @@ def read_labelled(
 def _files(path: str, key: str) -> Sequence[str]:
     released = Path(path) / RECORDS
     return list_files(str(released) if released.exists() else path, key)
+
+
+def _own_text(row: dict[str, object], read_text: TextOf, where: Where) -> TextOf:
+    """Return the reader of a text, or that of a release's own column if the row has only that."""
+    try:
+        read_text(row, where=where)
+    except InputError:
+        return partial(text_of, column=TEXT) if TEXT in row else read_text
+    return read_text
 
 
 def _has(row: dict[str, object], column: str, where: Where) -> bool:

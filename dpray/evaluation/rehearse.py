@@ -318,8 +318,7 @@ def write_stand_in(rows: Sequence[Mapping[str, object]], folder: Path) -> Path:
 
 
 def on_stand_in(config: Config, method: ReadOnlyJson, stand_in: Path, folder: Path) -> Json:
-    """Return the configuration, as a plain tree, of a run of `method` on the stand-in, in `folder`
-    and with its own ledger."""
+    """Return the tree of a run of `method` on the stand-in, in `folder` with its own ledger."""
     tree = plain(config)
     ledger = f"sqlite:///{folder}/private/ledger.db"
     changed = {

@@ -168,8 +168,7 @@ class Tally:
             self.divider = header.delimiter and divider(header.columns)
 
     def refuse(self, reason: str, where: Where | None = None) -> None:
-        """Count an error. The first error of a kind also lists the columns; later ones are counted
-        with it."""
+        """Count an error. The first of a kind also lists the columns; later ones join it."""
         reason = reason.removeprefix(f"{where}: ")
         alike = (known for known in self.reasons if known.startswith(f"{reason}; there are: "))
         reason = next(alike, reason)
@@ -236,8 +235,7 @@ class Tally:
         return context_of(self.plan.config.engine, self.codec) - limit.rest(self.codec)
 
     def _longer(self, limit: TokenLimit) -> Iterator[tuple[str, int]]:
-        """Yield the keys with which most texts are read whole, or as far as the model's own context
-        allows."""
+        """Yield the keys with which most texts are read whole, within the model's own context."""
         if self.codec is None:
             return
         rest = limit.rest(self.codec)
