@@ -152,7 +152,7 @@ def _show_records(out: Path, console: Terminal) -> None:
     for label, texts in shown.items():
         for text in texts[:2]:
             name = Text(printable(str(label)), "bold")
-            console.print(name, text, sep=": ", highlight=False, soft_wrap=True)
+            console.say(name, text, sep=": ", highlight=False)
     console.print()
 
 

@@ -59,10 +59,7 @@ def show_evaluation(result: Json, path: Path) -> None:
             console.print(titled_table(table.caption, table.columns, table.rows))
     for warning in result["warnings"]:
         console.plain(f"Note: {warning}.")
-    console.print(
-        f"Written to {path}, with {len(result['topics'])} topics and their shares",
-        soft_wrap=True,
-    )
+    console.say(f"Written to {path}, with {len(result['topics'])} topics and their shares")
     console.note("In short", "bold", result["summary"])
 
 

@@ -195,7 +195,7 @@ def _show_next(target: Path, method: str, units: Sequence[str]) -> None:
             f"({listed_names(units)}): --unit COLUMN protects all rows of one together, --no-unit "
             "says that each row is another person; --force writes the file again"
         )
-    console.print(f"{target}: read it, and correct what is wrong. Then:", soft_wrap=True)
+    console.say(f"{target}: read it, and correct what is wrong. Then:")
     file, steps = shlex.quote(str(target)), []
     if method == "auto":
         chosen = shlex.quote(str(target.with_stem(f"{target.stem}-chosen")))
