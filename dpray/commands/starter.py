@@ -150,7 +150,7 @@ def starter_values(
         "path": path,
         "sampling": own_sampling(values["model"]),
         "labels": labels,
-        "label_about": {name: words for name in names if (words := words_of(name))}
+        "label_about": {name: said for name in names if (said := words_of(name))}
         | read_label_words(values["label_about"]),
         "looked_at": looks and not words,
         "roles": roles,

@@ -17,7 +17,9 @@ import pytest
 
 import dpray
 from dpray.cli import run_command
+from dpray.commands.check import show_check
 from dpray.evaluation.row_check import check_rows, quantiles
+from dpray.terminal import Terminal
 
 Job = Callable[..., list[str]]
 
@@ -64,7 +66,8 @@ def test_rows_that_are_fine(job: Job, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_long_texts_are_counted(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = job([note(), note("x" * 40), note("x" * 41)], "data.max_characters=40")
+    texts = ("x" * length for length in (39, 40, 41))
+    arguments = job([*map(note, texts)], "data.max_characters=40")
     assert run_command(["check", *arguments]) == 0
     assert "2 texts have data.max_characters or more" in capsys.readouterr().out
 
@@ -108,9 +111,8 @@ def test_a_label_column_that_holds_texts_is_not_listed(
 
 def checked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
     """Return what a check finds, and what it shows on a terminal of wide lines."""
-    run_command(["check", *arguments, "--json"])
-    found = json.loads(capsys.readouterr().out)
-    run_command(["check", *arguments])
+    found = dpray.check(dpray.load(*arguments))
+    show_check(found, Terminal())
     return found, " ".join(capsys.readouterr().out.split())
 
 
@@ -171,7 +173,7 @@ def test_the_nearest_label_is_named_with_the_difference(
     assert value == proposed
     if proposed is not None:
         corrected = job([note(label=row) for row in rows], f"data.labels={proposed}")
-        assert run_command(["check", *corrected]) == 0
+        assert not dpray.check(dpray.load(*corrected))["refused"]
         assert shlex.quote(f"data.labels={proposed}") in shown
 
 
