@@ -313,8 +313,8 @@ def test_prompts_say_labels_with_underscores_as_words(folder: Path) -> None:
     assert run_command(["init", "notes.csv", *NEEDED, *labels, "--label-about", "x_1: X"]) == 0
     assert dpray.load("notes.yaml").data.label_about == {"card_lost": "card lost", "x_1": "X"}
     # What the words are does not decide whether the names were read from private rows.
-    for given, is_read in ((labels[:2], True), ([*labels[:2], "--labels", "card"], False)):
-        assert run_command(["init", "notes.csv", *NEEDED, *given, "--look", "--force"]) == 0
+    for more, is_read in ((labels[:2], True), ([*labels[:2], "--labels", "card"], False)):
+        assert run_command(["init", "notes.csv", *NEEDED, *more, "--look", "--force"]) == 0
         assert ("which are private" in Path("notes.yaml").read_text()) == is_read
 
 
