@@ -33,7 +33,7 @@ def write_jsonl(path, records, text="text", label="label"):
 
 def invoke(*arguments):
     """What a command prints; an InputError is left to the caller, as the command line does."""
-    result = CliRunner().invoke([str(a) for a in arguments])
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
     if isinstance(result.exception, InputError):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -109,7 +109,7 @@ def test_bad_files_are_refused_without_their_text(tmp_path, without_a_model, con
 
 def test_the_terminal_shows_every_part_and_no_word_of_a_record(tmp_path, without_a_model):
     """Personal data is counted in the synthetic texts only."""
-    real = write_jsonl(tmp_path / "real.jsonl", [(f"{t} x@real.org", y) for t, y in notes(80, 1)])
+    real = write_jsonl(tmp_path / "real.jsonl", [(f"{t} x@clinic.org", y) for t, y in notes(80, 1)])
     planted = [("write to a@b.org", "cardio"), ("or c@d.org, +41 44 668 18 00", "derma")]
     made = write_jsonl(tmp_path / "synthetic.jsonl", [*notes(58, 2), *planted])
     files = ("--real", real, "--synthetic", made, "--out", tmp_path)
