@@ -54,13 +54,17 @@ class Terminal(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
+    def say(self, *parts: str | Text, **options: Any) -> None:
+        """Print the parts of a line, and leave to the terminal where a long one is continued."""
+        self.print(*parts, soft_wrap=True, **options)
+
     def plain(self, text: str) -> None:
-        """Print the text as it is, without colours, and leave its lines to the terminal."""
-        self.print(text, highlight=False, soft_wrap=True)
+        """Print a line without colours."""
+        self.say(text, highlight=False)
 
     def note(self, word: str, style: str, text: str) -> None:
-        """Print `word: text` in one line, the word in a style."""
-        self.print(Text(word, style), text, sep=": ", soft_wrap=True)
+        """Print `word: text`, the word in a style."""
+        self.say(Text(word, style), text, sep=": ")
 
 
 def titled_table(

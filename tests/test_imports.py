@@ -18,19 +18,9 @@ from dpray.types import Budget
 ROOT = Path(__file__).resolve().parent.parent
 
 HEAVY = [
-    "deepspeed",
-    "dp_accounting",
-    "matplotlib",
-    "openai",
-    "pandas",
-    "ray",
-    "scipy.stats",
-    "sentence_transformers",
-    "sklearn",
-    "torch",
-    "transformers",
-    "vllm",
-]
+    "deepspeed", "dp_accounting", "matplotlib", "openai", "pandas", "ray", "scipy.stats",
+    "sentence_transformers", "sklearn", "torch", "transformers", "vllm",
+]  # fmt: skip
 ACCOUNTANT = {"dp_accounting", "scipy.stats"}
 STOP_WORDS = {"sklearn", "pandas"}
 TOKENIZER = {"transformers"}

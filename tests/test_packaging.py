@@ -25,23 +25,11 @@ PROJECT = PYPROJECT["project"]
 DOCKERFILE = (ROOT / "cluster" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
 
 EXTRAS = PROJECT["optional-dependencies"]
-OPTIONAL = [
-    each
-    for name in (
-        "torch",
-        "train",
-        "serve",
-        "postgres",
-        "eval",
-        "office",
-        "languages",
-        "minilm",
-        "smollm2",
-        "dev",
-    )
-    for each in EXTRAS[name]
-    if not each.startswith("dpray[")
-]
+NAMES = (
+    "torch", "train", "serve", "postgres", "eval", "office", "languages", "minilm", "smollm2",
+    "dev",
+)  # fmt: skip
+OPTIONAL = [each for name in NAMES for each in EXTRAS[name] if not each.startswith("dpray[")]
 
 
 def run(*command, **options):
@@ -154,11 +142,7 @@ def test_every_hard_dependency_is_imported():
         for path in (ROOT / "dpray").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [node.module]
-            if isinstance(node, ast.ImportFrom)
-            else [each.name for each in node.names]
-        )
+        for name in [getattr(node, "module", None) or node.names[0].name]
     }
     provided = {
         canonicalize_name(distribution)

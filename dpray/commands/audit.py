@@ -110,7 +110,7 @@ def show_audit(result: Json, console: Terminal) -> None:
                 f"EXCEEDED: {found['name']}: eps is at least "
                 f"{found['lower_bound']:.4f}, but the claim is {found['claimed']:.4f}"
             )
-            console.print(message, style="bold red", soft_wrap=True)
+            console.say(message, style="bold red")
         for found in result["mechanisms"]:
             if found["most"] < found["claimed"]:
                 message = (

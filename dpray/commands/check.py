@@ -52,13 +52,12 @@ def show_check(found: Json, console: Terminal) -> None:
         if found["skipped"]
         else ""
     )
-    console.print(
+    console.say(
         f"{found['rows']:,} rows, {found['records']:,} records{skipped}; data.public_size is "
         f"{found['public_size']:,}{' persons' if found['units'] else ''}, a public number: leave "
-        "it, unless you know better without this count",
-        soft_wrap=True,
+        "it, unless you know better without this count"
     )
-    console.print(f"Public in prompts: {found['about'] or UNSAID}", soft_wrap=True)
+    console.say(f"Public in prompts: {found['about'] or UNSAID}")
     for line in found["advice"]:
         console.note("change", "yellow", line)
     if found["misfits"]:
@@ -79,14 +78,13 @@ def show_check(found: Json, console: Terminal) -> None:
     if found["tokens_not_counted"]:
         console.note("tokens are not counted", "yellow", found["tokens_not_counted"])
     if found["cut_characters"]:
-        console.print(
+        console.say(
             f"{found['cut_characters']:,} texts have data.max_characters or more; what follows is "
-            "not read",
-            soft_wrap=True,
+            "not read"
         )
     for limit in found["limits"]:
         words = f"will be cut to {limit['most']:,} tokens ({limit['set_by']})"
-        console.print(f"{limit['cut']:,} texts {words}", soft_wrap=True)
+        console.say(f"{limit['cut']:,} texts {words}")
     for each in found["proposals"]:
         # What depends on private rows, and the configuration is released.
         key = each["key"]
@@ -105,12 +103,11 @@ def show_check(found: Json, console: Terminal) -> None:
 def _show_people(found: Json, console: Terminal) -> None:
     if found["equal_texts"]:
         words = "records share their text with another"
-        console.print(f"{found['equal_texts']:,} of {found['records']:,} {words}", soft_wrap=True)
+        console.say(f"{found['equal_texts']:,} of {found['records']:,} {words}")
     if (units := found["units"]) is not None:
-        console.print(
+        console.say(
             f"{units['units']:,} units, at most {units['most_records']:,} records of one; "
-            f"data.max_records_per_unit leaves {units['left_out']:,} records out",
-            soft_wrap=True,
+            f"data.max_records_per_unit leaves {units['left_out']:,} records out"
         )
         if units["alike"]:
             words = (
@@ -124,10 +121,9 @@ def _show_people(found: Json, console: Terminal) -> None:
             )
             console.note("units", "yellow", f"{words}: does data.unit name the person?")
     for each in found["persons"]:
-        console.print(
+        console.say(
             f"column '{each['column']}' looks like a person: {each['values']:,} values in "
-            f"{each['records']:,} records, up to {each['most']:,} with the same one",
-            soft_wrap=True,
+            f"{each['records']:,} records, up to {each['most']:,} with the same one"
         )
 
 

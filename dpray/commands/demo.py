@@ -117,8 +117,7 @@ def demo_config(folder: Path, out: Path, chosen: Demo) -> Config:
 
 
 def _evaluation(config: Config, texts: Path, out: Path) -> dict[str, object]:
-    """Evaluate the synthetic texts against real ones. The floor are texts that the model writes
-    without private texts."""
+    """Evaluate the synthetic texts; the floor are texts of the model without private ones."""
     path = out / "private" / "evaluation.json"
     if path.exists():
         return read_json(path)
@@ -153,7 +152,7 @@ def _show_records(out: Path, console: Terminal) -> None:
     for label, texts in shown.items():
         for text in texts[:2]:
             name = Text(printable(str(label)), "bold")
-            console.print(name, text, sep=": ", highlight=False, soft_wrap=True)
+            console.say(name, text, sep=": ", highlight=False)
     console.print()
 
 

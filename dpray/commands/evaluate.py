@@ -51,8 +51,7 @@ def _options() -> Iterator[Parameter]:
 
 
 def show_evaluation(result: Json, path: Path) -> None:
-    """Print the tables of the evaluation at `path`. The topics are left out, because their terms
-    are words of private texts."""
+    """Print all tables but that of the topics, whose terms are words of private texts."""
     console = Terminal()
     console.note("NOT PRIVATE", "bold", f"{result['private']}.")
     for part, table in evaluation_tables(result).items():
@@ -60,10 +59,7 @@ def show_evaluation(result: Json, path: Path) -> None:
             console.print(titled_table(table.caption, table.columns, table.rows))
     for warning in result["warnings"]:
         console.plain(f"Note: {warning}.")
-    console.print(
-        f"Written to {path}, with {len(result['topics'])} topics and their shares",
-        soft_wrap=True,
-    )
+    console.say(f"Written to {path}, with {len(result['topics'])} topics and their shares")
     console.note("In short", "bold", result["summary"])
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from dpray.commands.first_sizes import first_sizes
 from dpray.commands.plan import AsJson, prepare_to_plan
 from dpray.commands.starter import (
     default_config_path,
@@ -22,6 +23,10 @@ from dpray.commands.starter import (
 )
 from dpray.io.columns import listed_names
 from dpray.io.formats import AS_RECOGNISED, FileFormat, known_encoding, one_sign, quote_sign
+from dpray.io.yaml_text import parse_yaml
+from dpray.methods.config import parse_config
+from dpray.methods.registry import make_plan
+from dpray.runs.forecast import Forecast, rates_here
 from dpray.terminal import Terminal
 from dpray.types import InputError
 
@@ -32,6 +37,20 @@ LOOK = (
     "private: check the labels in the written file. If the encoding is in doubt, words of the rows "
     "are shown to you."
 )
+
+HOURS = 1 / 6
+"""A first run takes no longer on a CPU."""
+
+_FEWER_CALLS = {"iterations": 3, "variations": 4, "max_tokens": 128, "min_words": 10}
+
+SIZES: dict[str, list[dict[str, int]]] = {
+    "private_prediction": [{}, {"max_records": 10}, {"max_records": 5}],
+    "aug_pe": [{}, *({"records": n} | _FEWER_CALLS for n in (200, 100, 50, 20))],
+    "dp_kps": [{}, *({"records": n, "max_tokens": 128} for n in (400, 200, 100, 50, 20))],
+    "dp_sgd": [{}, *({"epochs": n, "max_length": 128, "records": 50} for n in (10, 3, 1))],
+}
+"""The sizes of each method, from what `init` writes on a GPU (no other key) to the smallest: the
+first that ends in `HOURS` is taken."""
 
 
 def init(
@@ -147,6 +166,27 @@ def init(
         _show_next(target, values["method"], units)
 
 
+def first_sizes(text: str) -> tuple[dict[str, int], str]:
+    """Return the keys of `method` that make the run of a configuration as `init` writes it short
+    enough for this machine's CPU, and the time that it then takes in words. Nothing where the time
+    is not known: with a GPU, an endpoint or a model that is not here."""
+    tree: Any = parse_yaml(text)
+    found: tuple[dict[str, int], str] = {}, ""
+    with suppress(InputError):  # a plan says later what is wrong
+        for sizes in SIZES.get(tree["method"]["name"], []):
+            config = parse_config(tree | {"method": tree["method"] | sizes})
+            if config.method.can_run_without_noise:  # the noise moves no size, and takes seconds
+                privacy = config.privacy.model_copy(update={"epsilon": math.inf})
+                config = config.model_copy(update={"privacy": privacy})
+            if (rates := rates_here(config)) is None:
+                return found
+            forecast = Forecast.of(make_plan(config).work, rates, config)
+            found = sizes, forecast.duration
+            if forecast.hours <= HOURS:
+                break
+    return found
+
+
 def _show_next(target: Path, method: str, units: Sequence[str]) -> None:
     console = Terminal()
     if units:
@@ -155,7 +195,7 @@ def _show_next(target: Path, method: str, units: Sequence[str]) -> None:
             f"({listed_names(units)}): --unit COLUMN protects all rows of one together, --no-unit "
             "says that each row is another person; --force writes the file again"
         )
-    console.print(f"{target}: read it, and correct what is wrong. Then:", soft_wrap=True)
+    console.say(f"{target}: read it, and correct what is wrong. Then:")
     file, steps = shlex.quote(str(target)), []
     if method == "auto":
         chosen = shlex.quote(str(target.with_stem(f"{target.stem}-chosen")))

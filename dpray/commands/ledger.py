@@ -196,10 +196,9 @@ def show_budgets(datasets: list[Json], console: Terminal) -> None:
     console.print(table)
     for dataset in datasets:
         for raised in dataset["raises"]:
-            console.print(
+            console.say(
                 f"'{dataset['dataset']}' was raised to {_pair(raised['budget'])} at "
-                f"{raised['at'][:16].replace('T', ' ')} UTC: {raised['reason']}",
-                soft_wrap=True,
+                f"{raised['at'][:16].replace('T', ' ')} UTC: {raised['reason']}"
             )
         if dataset["entries"]:
             console.print(_runs(dataset))

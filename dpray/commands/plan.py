@@ -6,7 +6,7 @@ import gc
 import json
 import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,7 +94,9 @@ def plan(
     prepare_to_plan(context, may_be_on_gpu(loaded))
     speed = Speed(rate_from, tokens_per_second, per_hour)
     if compare or loaded.method.name == "auto":
-        speed.refuse("is for the plan of one method, not for a comparison")
+        for name, value in zip((RATE_FROM, RATES, PRICE), astuple(speed), strict=True):
+            if value is not None:
+                raise InputError(f"{name}: is for the plan of one method, not for a comparison")
         _compare(loaded, write, as_json)
         return
     if write is not None:
@@ -119,12 +121,6 @@ class Speed:
     rate_from: str | None = None
     tokens_per_second: str | None = None
     per_hour: float | None = None
-
-    def refuse(self, why: str) -> None:
-        names = {RATE_FROM: self.rate_from, RATES: self.tokens_per_second, PRICE: self.per_hour}
-        for name, value in names.items():
-            if value is not None:
-                raise InputError(f"{name}: {why}")
 
     @property
     def is_given(self) -> bool:
@@ -167,7 +163,6 @@ EMPTY = {
     "refuse": "an error in the file (data.empty: refuse)",
     "skip": "left out (data.empty: skip)",
 }
-
 
 UNSAID = "nothing about the texts: data.about says what they are"
 
@@ -290,9 +285,9 @@ def _show_comparison(comparison: Comparison, console: Terminal) -> None:
             console.note(name, "yellow", answer.why_not or "")
             continue
         if answer.choice.signal is not None:
-            console.print(f"{name}: signal: {answer.choice.signal.meaning}", soft_wrap=True)
+            console.say(f"{name}: signal: {answer.choice.signal.meaning}")
         for reason in answer.choice.reasons:
-            console.print(f"{name}: {reason}", soft_wrap=True)
+            console.say(f"{name}: {reason}")
 
 
 def _answer(name: str, answer: Chosen) -> list[str]:

@@ -42,26 +42,24 @@ def preview(
 
 
 def show_preview(found: Json, arguments: Sequence[str], console: Terminal) -> None:
-    """Print a preview, as `dpray.preview` returns it. `arguments` are the configuration's file and
-    the settings over it."""
+    """Print what `dpray.preview` returns; `arguments` are those of a command that runs it."""
     console.note("dpray preview", "bold", "texts without private records; nothing is charged")
     prompt = found["prompt"]
-    console.print(Text(printable(f"Prompt, as {found['model']} gets it:"), "bold"), soft_wrap=True)
+    console.say(Text(printable(f"Prompt, as {found['model']} gets it:"), "bold"))
     for line in filter(None, (prompt["system"], prompt["user"], prompt["prefix"])):
-        console.print(line, style="dim", highlight=False, soft_wrap=True)
+        console.say(line, style="dim", highlight=False)
     console.print()
     for each in found["texts"]:
         of = [] if each["label"] is None else [str(each["label"])]
         of += [f"{name}: {value}" for name, value in each["attributes"].items()]
         name = Text(printable(", ".join(of) or "text"), "bold")
         cut = " [cut]" if each["cut"] else ""
-        console.print(name, f"{each['text'] or '(empty)'}{cut}", sep=": ", soft_wrap=True)
+        console.say(name, f"{each['text'] or '(empty)'}{cut}", sep=": ")
     console.print()
-    console.print(
+    console.say(
         f"{len(found['texts'])} texts, {found['tokens_per_text']:.0f} tokens and "
         f"{found['seconds_per_text']:.2g} s each; {found['cut']} cut; the model was loaded in "
-        f"{found['seconds_to_load']:.0f} s",
-        soft_wrap=True,
+        f"{found['seconds_to_load']:.0f} s"
     )
     if (bits := found["bits"]) is not None:
         line = f"{bits['per_byte']:.2f} bits for a byte of {bits['of']}"

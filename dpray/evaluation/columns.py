@@ -119,8 +119,7 @@ def _usual_columns(real: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def _coded(values: Sequence[Sequence[object]]) -> list[Codes] | None:
-    """Return the categories of the values of each side, None for free text. The real sides are the
-    last two."""
+    """Return the categories of each side, None for free text; the last two are real."""
     real = [value for side in values[1:] for value in side if value is not None]
     if not real:
         return None

@@ -110,8 +110,7 @@ def wanted(config: Config) -> int:
 
 
 def sections(config: Config) -> dict[str, Json]:
-    """Return the section `method` of every method to compare, with the keys that are set, by name.
-    Raises InputError for a chain."""
+    """Return each compared method's section `method` by name. Raises InputError for a chain."""
     method = config.method
     if isinstance(method, ChainSettings):
         raise InputError("methods: only single methods are compared and rehearsed, not a chain")

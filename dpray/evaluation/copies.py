@@ -149,8 +149,7 @@ def _flatten(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _figures(
     queries: Sequence[str], references: Sequence[str], cosines: np.ndarray
 ) -> dict[str, object]:
-    """Return the share of exact copies, and summaries of the longest shared run in words, the
-    n-gram overlap and the nearest cosine."""
+    """Return the share of exact copies, and summaries of the other figures (`_spread`)."""
     longest, overlap = shared_words(queries, references, NGRAM)
     private = {text.strip() for text in references}
     return {
@@ -259,8 +258,7 @@ def _is_name(word: str) -> bool:
 
 
 def replays_in_words(found: ReadOnlyJson) -> str:
-    """Return a sentence about the kinds of strings that occur more often than expected, without a
-    string."""
+    """Return a sentence about kinds that occur more often than expected, without a string."""
     more: Counter[str] = Counter()
     for kind, each in found["kinds"].items():
         expected = each["expected"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from sklearn.dummy import DummyClassifier
@@ -24,16 +24,9 @@ class Embedded:
     labels: Any
 
 
-class Predictor(Protocol):
-    """A fitted classifier."""
-
-    def predict(self, vectors: np.ndarray) -> np.ndarray:
-        """Return a label for each row."""
-        ...
-
-
-Fit = Callable[[Embedded, np.ndarray, int], Predictor]
-"""Trains on labelled vectors; may use the unlabelled target vectors and the seed."""
+Fit = Callable[[Embedded, np.ndarray, int], Any]
+"""Trains on labelled vectors; may use the unlabelled target vectors and the seed. Returns a
+classifier, whose `predict` returns a label for each vector."""
 
 
 def logistic_regression(train: Embedded) -> LogisticRegression:
@@ -44,15 +37,11 @@ def logistic_regression(train: Embedded) -> LogisticRegression:
         return LogisticRegression(max_iter=1000).fit(train.vectors, train.labels)
 
 
-def _regression(train: Embedded, target: np.ndarray, seed: int) -> LogisticRegression:
-    return logistic_regression(train)
-
-
 def compare_downstream(
     sets: Mapping[str, Embedded],
     test: Embedded,
     seeds: int,
-    fit: Fit = _regression,
+    fit: Fit = lambda train, target, seed: logistic_regression(train),
     name: str = "logistic regression on embeddings",
 ) -> Json:
     """Return accuracy and macro F1, on the real test records, of a classifier trained on each of
@@ -64,21 +53,20 @@ def compare_downstream(
     """
     baseline = {} if "floor" in sets else {"floor": sets["ceiling"]}
     result: Json = {"classifier": name, "seeds": seeds}
+    majority = DummyClassifier(strategy="most_frequent")
     for key, records in {**sets, **baseline}.items():
-        fit_one = _majority_class if key in baseline else fit
         scores = []
         for seed in range(seeds):
             tested = _bootstrap(test, np.random.default_rng([seed, 0]))
             drawn = _bootstrap(records, np.random.default_rng([seed, 1]))
-            predicted = fit_one(drawn, tested.vectors, seed).predict(tested.vectors)
-            scores.append(accuracy_and_f1(tested.labels, predicted))
+            if key in baseline:
+                fitted = majority.fit(drawn.vectors, drawn.labels)
+            else:
+                fitted = fit(drawn, tested.vectors, seed)
+            scores.append(accuracy_and_f1(tested.labels, fitted.predict(tested.vectors)))
         result[key] = {**summaries(scores), "train_records": len(records.labels)}
     result["floor"]["kind"] = "majority class" if baseline else "file"
     return result
-
-
-def _majority_class(train: Embedded, target: np.ndarray, seed: int) -> DummyClassifier:
-    return DummyClassifier(strategy="most_frequent").fit(train.vectors, train.labels)
 
 
 def _bootstrap(data: Embedded, rng: np.random.Generator) -> Embedded:
@@ -94,8 +82,7 @@ def mean_and_deviation(values: Sequence[float]) -> dict[str, float]:
 
 
 def accuracy_and_f1(truth: Any, predicted: np.ndarray) -> dict[str, float]:
-    """Return accuracy and macro F1; the F1 averages over the labels that occur in `truth`, because
-    no record of another label could be found."""
+    """Return accuracy and macro F1, which averages over the labels that occur in `truth`."""
     macro_f1 = f1_score(
         truth, predicted, labels=np.unique(truth), average="macro", zero_division=0.0
     )

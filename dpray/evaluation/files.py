@@ -113,7 +113,7 @@ def evaluate_files(
             text_of,
             settings.label or LABEL,
             forms[name],
-            kept if name in ("real", "train") else every_row,
+            kept if name in ("real", "train") else None,
             partial(keep, name),
         )
         for name, path in paths.items()
@@ -157,10 +157,8 @@ def evaluate_files(
 
 def _config_of_run(folder: Path) -> Json:
     """Return the public configuration of a run by its folder or its records, {} for other files."""
-    folder = folder.parent if folder.name == RECORDS else folder
-    return (
-        (read_json(folder / RUN_FILE).get("config") or {}) if (folder / RUN_FILE).is_file() else {}
-    )
+    file = (folder.parent if folder.name == RECORDS else folder) / RUN_FILE
+    return (read_json(file).get("config") or {}) if file.is_file() else {}
 
 
 def _with_columns_of(
@@ -207,8 +205,7 @@ def _labels_of(run: ReadOnlyJson, settings: EvaluationSettings) -> dict[str, Lab
 def compare_attributes(
     sets: Mapping[str, Sequence[Labelled]], attributes: Mapping[str, Sequence[FileRow]], seeds: int
 ) -> dict[str, object] | None:
-    """Compare the labels and attributes of records as columns, each and in pairs; without `train`
-    the real records are halved as `evaluate` halves them."""
+    """Compare labels and attributes as columns, with the halves of `evaluate` without `train`."""
     rows: dict[str, list[Labelled]] = {
         name: [
             (text, json.dumps(({} if label is None else {LABEL: label}) | own))
@@ -273,18 +270,13 @@ def listed_columns(names: str, key: str = "--attributes") -> list[str]:
     return columns
 
 
-def every_row(row: FileRow, where: Where) -> bool:
-    """Keep every row."""
-    return True
-
-
 def row_rule(
     rule: str | None, labels: Mapping[str, Label] | None, column: str
-) -> Callable[[FileRow, Where], bool]:
+) -> Callable[[FileRow, Where], bool] | None:
     """Return whether a row is kept by a rule of the form of `data.after`, and has one of `labels`
-    in `column`."""
+    in `column`; None if all rows are."""
     if rule is None and labels is None:
-        return every_row
+        return None
 
     def keeps(row: FileRow, where: Where) -> bool:
         if rule is not None and not after(rule).keeps(row, where):
@@ -300,21 +292,22 @@ def read_labelled(
     read_text: TextOf,
     label: str,
     form: FileFormat,
-    keeps: Callable[[FileRow, Where], bool] = every_row,
+    keeps: Callable[[FileRow, Where], bool] | None = None,
     further: Callable[[FileRow, Where], None] = lambda row, where: None,
 ) -> list[Labelled]:
     """Read the records of files, or of the release in a run's folder; blank texts are left out, and
     rows for which `keeps` is false. `further` gets the row of each record."""
     released = Path(path) / RECORDS
-    if (Path(path) / RUN_FILE).exists() and not released.exists():
+    is_run = (Path(path) / RUN_FILE).exists()
+    if is_run and not released.exists():
         raise InputError(f"{key}: {path}: a run's folder without {RECORDS}, not finished")
-    if released.exists() and (Path(path) / RUN_FILE).exists() and key == "--synthetic":
+    if is_run and key == "--synthetic":
         # Columns of a table may be named like the release's own: `text` and `label`.
         read_text = partial(text_of, column=TEXT)
     records: list[Labelled] = []
     for file in _files(path, key):
         for where, row in read_rows(file, form):
-            if not keeps(row, where):
+            if keeps is not None and not keeps(row, where):
                 continue
             if not records and key in ("--synthetic", "--floor"):
                 read_text = _own_text(row, read_text, where)
@@ -327,7 +320,7 @@ def read_labelled(
             records.append(record)
             further(row, where)
     if not records:
-        which = "" if keeps is every_row else " that --after and data.labels of the run keep"
+        which = "" if keeps is None else " that --after and data.labels of the run keep"
         raise InputError(f"{path}: no records{which}")
     return records
 

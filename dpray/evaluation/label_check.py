@@ -82,8 +82,7 @@ class LabelCheck:
         self.values: dict[str, Label] = {}
 
     def add(self, row: Mapping[str, object], where: Where) -> None:
-        """Count a row's label, unless its column is one of texts, and the roles of its messages. A
-        row without them counts nothing."""
+        """Count the label of a row, unless its column is one of texts, and the roles in it."""
         label, turns = self.data.label, self.data.turns
         if label is not None and label not in self.data.text_columns:
             with suppress(InputError):

@@ -81,11 +81,9 @@ class Rehearsal:
         A method whose signal is below its noise must be better by more than the deviation of its
         score."""
         sign, worth = 1 if self.score == "accuracy" else -1, {}
-        for name, one in self.found[epsilon].items():
-            if one.scores is not None:
-                score = one.scores[self.score]
-                mean, deviation = sign * score["mean"], score["deviation"]
-                worth[name] = weighed(mean, deviation, one.answer.is_enough)
+        for name, score in self._scores(epsilon).items():
+            enough = self.found[epsilon][name].answer.is_enough
+            worth[name] = sign * score["mean"] - (0 if enough else score["deviation"])
         return max(worth, key=worth.__getitem__, default=None)
 
     def as_good(self, epsilon: float) -> list[str]:
@@ -94,12 +92,19 @@ class Rehearsal:
         run's scores; two runs may differ by more."""
         if (best := self.best(epsilon)) is None:
             return []
-        scores = {
-            name: one.scores[self.score]
-            for name, one in self.found[epsilon].items()
-            if one.scores is not None
-        }
-        return within_chance(scores, best)
+        scores = self._scores(epsilon)
+        mean, deviation = scores[best]["mean"], scores[best]["deviation"]
+        return [
+            name
+            for name, score in scores.items()
+            if name != best
+            and abs(score["mean"] - mean) <= math.hypot(score["deviation"], deviation)
+        ]
+
+    def _scores(self, epsilon: float) -> dict[str, Mapping[str, float]]:
+        """Return mean and deviation of the score that decides, of each method that has one."""
+        found = self.found[epsilon].items()
+        return {name: one.scores[self.score] for name, one in found if one.scores is not None}
 
     @property
     def measures(self) -> list[str]:
@@ -133,23 +138,6 @@ class Rehearsal:
         return with_method(with_epsilon(self.config, epsilon), chosen)
 
 
-def weighed(mean: float, deviation: float, is_enough: bool) -> float:
-    """Return a mean score (higher is better) for the choice. If the method's signal is below its
-    noise, the deviation is subtracted, because that much may be chance."""
-    return mean if is_enough else mean - deviation
-
-
-def within_chance(scores: Mapping[str, Mapping[str, float]], best: str) -> list[str]:
-    """Return the names of the other scores that differ from the best one by no more than the
-    standard deviation of the difference."""
-    mean, deviation = scores[best]["mean"], scores[best]["deviation"]
-    return [
-        name
-        for name, score in scores.items()
-        if name != best and abs(score["mean"] - mean) <= math.hypot(score["deviation"], deviation)
-    ]
-
-
 def rehearse(
     config: Config,
     public: str,
@@ -174,10 +162,15 @@ def rehearse(
     them, and for `data.path` itself: a rehearsal has no budget for private records.
     """
     _check_options(config, epsilons, records, methods)
+    # Imported late: bad input should not have to wait for scikit-learn.
+    from dpray.evaluation.evaluate import Judge
+
     half, test = _halves(config, public)
     drawn = draw(half, config.data.public_size, config.data.unit)
     stand_in = write_stand_in(drawn, out)
-    judge = _judge(config, half, test, load_embedder)
+    trained, tested = (as_released(config, side) for side in (half, test))
+    labelled = config.data.label is not None
+    judge = Judge(load_embedder(config.embedder.model), trained, tested, labelled)
     real = judge.scores(as_released(config, drawn[: min(records, len(half))]))
     found: dict[float, dict[str, Rehearsed]] = {}
     for epsilon in epsilons or (config.privacy.epsilon,):
@@ -195,27 +188,18 @@ def rehearse(
     return Rehearsal(config, {"file": public} | sizes, judge.score, real, found)
 
 
-def _judge(
-    config: Config,
-    real: Sequence[dict[str, object]],
-    test: Sequence[dict[str, object]],
-    load_embedder: Callable[[str], Embedder],
-) -> Judge:
-    # Imported late: bad input should not have to wait for scikit-learn.
-    from dpray.evaluation.evaluate import Judge
-
-    embedder, labelled = load_embedder(config.embedder.model), config.data.label is not None
-    return Judge(embedder, as_released(config, real), as_released(config, test), labelled)
-
-
 def _scored(
     config: Config, answer: Chosen, run: RunMethod, judge: Judge, on_progress: OnProgress
 ) -> Rehearsed:
     """Run a method on the stand-in, and score its release."""
+    folder = Path(config.output.path)
     try:
         run(config, on_progress)
         on_progress(Progress("scoring", detail=config.method.name))
-        return Rehearsed(answer, judge.scores(_released(Path(config.output.path))))
+        records = [row for _, row in read_rows(str(folder / "synthetic.jsonl"))]
+        if len(records) < FEWEST:
+            raise InputError(f"{folder}: {len(records)} records are too few to score")
+        return Rehearsed(answer, judge.scores(records))
     except InputError as error:
         # For example, its prompts may not fit the engine. The other methods still run.
         return Rehearsed(answer, why_not=str(error))
@@ -247,13 +231,6 @@ def _halves(config: Config, public: str) -> tuple[list[dict[str, object]], list[
         total = sum(map(len, halves))
         raise InputError(f"--public: {total} records are too few, it takes about {4 * FEWEST}")
     return halves
-
-
-def _released(folder: Path) -> list[dict[str, object]]:
-    records = [row for _, row in read_rows(str(folder / "synthetic.jsonl"))]
-    if len(records) < FEWEST:
-        raise InputError(f"{folder}: {len(records)} records are too few to score")
-    return records
 
 
 def _on_stand_in(
@@ -341,15 +318,12 @@ def write_stand_in(rows: Sequence[Mapping[str, object]], folder: Path) -> Path:
 
 
 def on_stand_in(config: Config, method: ReadOnlyJson, stand_in: Path, folder: Path) -> Json:
-    """Return the configuration, as a plain tree, of a run of `method` on the stand-in, in `folder`
-    and with its own ledger."""
+    """Return the tree of a run of `method` on the stand-in, in `folder` with its own ledger."""
     tree = plain(config)
+    ledger = f"sqlite:///{folder}/private/ledger.db"
     changed = {
         "data": {"path": str(stand_in), "query": None, "encoding": None},
-        "privacy": {
-            "ledger": f"sqlite:///{folder}/private/ledger.db",
-            "dataset": "rehearsal",
-        },
+        "privacy": {"ledger": ledger, "dataset": "rehearsal"},
         "output": {"path": str(folder), "copy_to": None},
     }
     own = {key: tree[key] | new for key, new in changed.items()}

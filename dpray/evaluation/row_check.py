@@ -168,8 +168,7 @@ class Tally:
             self.divider = header.delimiter and divider(header.columns)
 
     def refuse(self, reason: str, where: Where | None = None) -> None:
-        """Count an error. The first error of a kind also lists the columns; later ones are counted
-        with it."""
+        """Count an error. The first of a kind also lists the columns; later ones join it."""
         reason = reason.removeprefix(f"{where}: ")
         alike = (known for known in self.reasons if known.startswith(f"{reason}; there are: "))
         reason = next(alike, reason)
@@ -209,7 +208,7 @@ class Tally:
             "hidden_roles": roles.hidden,
             "characters": quantiles(self.characters),
             "cut_characters": cut(self.characters, self.data.max_characters - 1),
-            "limits": [] if self.codec is None else self._limits(),
+            "limits": [self._limit(each) for each in self.plan.reads.token_limits if self.codec],
             "tokens_not_counted": self.no_tokens,
             "max_tokens": self._sizes,
             "about": str(self.plan.about),
@@ -217,9 +216,6 @@ class Tally:
             "public_size": self.data.public_size,
             "proposals": self._proposals(),
         } | self.people.summary()
-
-    def _limits(self) -> list[Json]:
-        return [self._limit(limit) for limit in self.plan.reads.token_limits]
 
     def _limit(self, limit: TokenLimit) -> Json:
         lengths, room = self.tokens[limit.key], self._room(limit)
@@ -239,8 +235,7 @@ class Tally:
         return context_of(self.plan.config.engine, self.codec) - limit.rest(self.codec)
 
     def _longer(self, limit: TokenLimit) -> Iterator[tuple[str, int]]:
-        """Yield the keys with which most texts are read whole, or as far as the model's own context
-        allows."""
+        """Yield the keys with which most texts are read whole, within the model's own context."""
         if self.codec is None:
             return
         rest = limit.rest(self.codec)
@@ -249,10 +244,8 @@ class Tally:
         # Longer prompts cost time, and sections epsilon: they are for texts that no prompt holds.
         fits = whole <= min(largest, self._room(limit))
         if limit.one_section and not fits and whole > 2 * limit.most >= 2 * LEAST_SECTION:
-            number, drawn = (
-                min(math.ceil(whole / limit.most), 100),
-                getattr(self.plan.settings, "max_tokens", 0),
-            )
+            number = min(math.ceil(whole / limit.most), 100)
+            drawn = getattr(self.plan.settings, "max_tokens", 0)
             if self._room(limit) - (number - 1) * drawn >= LEAST_SECTION:
                 yield "method.sections", number
                 return

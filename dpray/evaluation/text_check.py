@@ -32,8 +32,7 @@ CODES = 64
 
 
 def misfits_of(method: MethodSettings) -> Misfits | None:
-    """Return the function that finds what of `method.schema` a text does not fit, None if it is no
-    JSON Schema."""
+    """Return what finds the misfits of `method.schema`, None if it is no JSON Schema."""
     schema = method.schema if isinstance(method, TextSettings) else None
     if schema is None or is_grammar(schema):
         return None

@@ -40,8 +40,7 @@ class Answers:
 
 
 def answers_of(report: PrivacyReport) -> Answers:
-    """Return the answers. Empty public inputs are left out, and those of a chain's first method are
-    named as its own."""
+    """Return the answers, without empty inputs, and with a chain's first method by its name."""
     guarantee, odds, times_records = "", None, None
     if report.epsilon is not None and report.delta is not None:
         guarantee = f"epsilon {bound(report.epsilon)}, delta {bound(report.delta)}"

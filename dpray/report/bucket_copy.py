@@ -57,8 +57,7 @@ def _at(uri: str, connect: Connect | None, work: Callable[[fs.FileSystem, str], 
 
 
 def _check_own(folder: Path, uri: str, filesystem: fs.FileSystem, root: str) -> None:
-    """Raise InputError if the folder in the bucket has files, and none that says that they are of
-    this run."""
+    """Raise InputError if the folder in the bucket has files of another run, or of none."""
     claim = folder / CLAIM
     own = read_json(claim).get("run_id") if claim.exists() else None
     there = _json_at(filesystem, f"{root}/{CLAIM}")

@@ -57,8 +57,7 @@ without what SPDX says of later versions."""
 
 
 def hub_license(given: str) -> str:
-    """Return the hub's identifier of a licence that is written as the hub or SPDX writes it, in any
-    case. Raises InputError that names near ones."""
+    """Return the hub's name of a licence, or raise InputError that names near ones."""
     plain = re.sub(r"[\s_]+", "-", given.strip().lower())
     short = re.sub(r"-only$|-or-later$|(?<=\d)\+$", "", plain)
     found = SPDX.get(short, short)
@@ -171,8 +170,7 @@ class PublicRelease:
 
 
 def has_model(run_dir: Path) -> bool:
-    """Return whether the folder `model` is of this release: its report is the release's. It may
-    also be left from an earlier run, or be somebody's own."""
+    """Return whether the folder `model` is of this release, by its report; it may be another's."""
     reports = [run_dir / folder / REPORT for folder in (MODEL, "")]
     if not all(path.is_file() for path in reports):
         return False
@@ -256,8 +254,7 @@ def dataset_card(release: PublicRelease) -> str:
 
 
 def _figures_of(rows: Sequence[dict[str, object]]) -> tuple[dict[str, int], Mapping[str, float]]:
-    """Return the number of released records of each label, as JSON writes it, and quantiles of the
-    numbers of words of the released texts."""
+    """Return the number of records of each label, as JSON, and quantiles of the words of texts."""
     counts: Counter[str] = Counter()
     words = []
     for row in rows:
@@ -326,8 +323,7 @@ def _record_set(name: str, file: str, columns: Columns) -> dict[str, object]:
 
 
 def _schema(release: PublicRelease) -> Columns:
-    """Return the columns of the synthetic records. A column with values of several types is text,
-    as pandas and `datasets` read it."""
+    """Return the columns of the records; one with values of several types is text."""
     values: dict[str, list[object]] = {}
     for row in release.rows:
         for name, value in row.items():
@@ -342,8 +338,7 @@ def _schema(release: PublicRelease) -> Columns:
 
 
 def _croissant_types(schema: pa.Schema) -> dict[str, tuple[str, bool]]:
-    """Return the columns that Croissant has a type for; values with fields of their own have
-    none."""
+    """Return the columns that Croissant has a type for: none with fields of their own."""
     found = {}
     for column in schema:
         is_list = pa.types.is_list(column.type)

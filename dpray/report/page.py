@@ -123,8 +123,7 @@ def render_ledger(shown: Mapping[str, object], made_at: str) -> str:
 
 
 def write_rehearsal(folder: Path, summary: Mapping[str, object]) -> None:
-    """Write `rehearsal.json` and `rehearsal.html` into the folder, from the summary of a
-    `Rehearsal`."""
+    """Write `rehearsal.json` and `rehearsal.html`, from the summary of a `Rehearsal`."""
     write_durably(folder / "rehearsal.json", json.dumps(summary, indent=2) + "\n")
     write_durably(folder / "rehearsal.html", render_rehearsal(summary))
 
@@ -144,8 +143,7 @@ def render_rehearsal(summary: ReadOnlyJson) -> str:
 
 
 def templates() -> Environment:
-    """Return the templates. A missing value is an error, and in a page of HTML every value is
-    escaped."""
+    """Return the templates, in which a missing value is an error, and HTML is escaped."""
     environment = Environment(
         loader=PackageLoader("dpray.report", "templates"),
         autoescape=lambda name: name is None or ".html" in name,
@@ -168,8 +166,7 @@ def templates() -> Environment:
 
 
 def _shown_config(config: ReadOnlyJson, method: ReadOnlyJson) -> dict[str, Json]:
-    """Return the configuration's sections without paths and addresses, with the resolved keys of
-    the method."""
+    """Return the sections without places, with the method's resolved keys."""
     sections = {name: config[name] for name in CONFIG_SECTIONS if config.get(name)}
     return {
         name: {k: v for k, v in keys.items() if k not in CONFIG_PLACES}
@@ -178,8 +175,7 @@ def _shown_config(config: ReadOnlyJson, method: ReadOnlyJson) -> dict[str, Json]
 
 
 def _samples(path: Path) -> list[dict[str, object]]:
-    """Return the first records of each label. The labels take turns, in the order of their
-    names."""
+    """Return the first records of each label, which take turns in the order of their names."""
     by_label: defaultdict[str, list[dict[str, object]]] = defaultdict(list)
     for where, row in read_rows(str(path)):
         text_of(row, "text", where)

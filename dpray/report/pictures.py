@@ -87,8 +87,7 @@ def spending_svg(runs: Sequence[ReadOnlyJson], budget: float, until: str) -> Mar
 
 
 def curves_svg(curves: Mapping[str, Sequence[tuple[float, float, float]]], line: float) -> Markup:
-    """Draw a curve for each method through its points, which are (epsilon, mean, deviation), and a
-    dotted line at the value of real records."""
+    """Draw a curve a method through (epsilon, mean, deviation), dotted what real records have."""
     with figure_of_the_page(3.2) as (figure, axes):
         for (name, points), (mark, colour) in zip(curves.items(), cycle(LOOKS), strict=False):
             line_of = {"label": name, "fmt": f"-{mark}", "color": colour, "capsize": 2.5}
@@ -170,8 +169,7 @@ def inline(figure: figures.Figure) -> Markup:
 
 
 def standalone(svg: Markup) -> str:
-    """Return a picture of a page as the text of a file of its own, in the page's colours on light
-    paper."""
+    """Return a picture of a page as a file of its own, in the page's colours on light paper."""
     css = resources.files("dpray.report").joinpath("templates/report.css.j2").read_text("utf-8")
     colours = re.findall(r"--[\w-]+: #\w+", css.partition("}")[0])
     style = "; ".join([*colours, "background: var(--paper)"])

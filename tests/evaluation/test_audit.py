@@ -86,9 +86,13 @@ POISSON = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", [{}, {"clip": "dclip"}])
 @pytest.mark.parametrize(
-    "data", [{}, {"unit": "who", "max_records_per_unit": 2}, {"label": None, "labels": []}]
+    ("method", "data"),
+    [
+        ({}, {}),
+        ({"clip": "dclip"}, {"unit": "who", "max_records_per_unit": 2}),
+        ({}, {"label": None, "labels": []}),
+    ],
 )
 def test_whole_runs_with_poisson_batches_are_audited_at_what_they_cost(
     settings: Settings, method: dict[str, Any], data: dict[str, Any]

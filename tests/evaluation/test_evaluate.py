@@ -70,7 +70,8 @@ def test_labels_at_random_are_at_the_floor_and_swapped_labels_below_it():
     swapped = [(text, other[label]) for text, label in synthetic]
 
     def accuracy(records):
-        return evaluate(real, records, BagOfWords())["downstream"]["synthetic"]["accuracy"]["mean"]
+        found = evaluate(real, records, BagOfWords(), seeds=2)["downstream"]["synthetic"]
+        return found["accuracy"]["mean"]
 
     assert accuracy(synthetic) > 0.9
     assert 0.2 < accuracy(noise) < 0.8
@@ -116,15 +117,14 @@ def test_labels_that_may_be_texts_are_not_shown():
 
 def test_a_floor_file_and_a_train_file_are_used():
     real, train = notes(200, 1), notes(300, 5)
-    result = evaluate(
-        real, notes(200, 2), BagOfWords(), train=train, floor=notes(100, 3, signal=0.0)
-    )
+    sets = {"train": train, "floor": notes(100, 3, signal=0.0)}
+    result = evaluate(real, notes(200, 2), BagOfWords(), **sets, seeds=2)
 
     assert result["test_records"] == 200
     assert result["downstream"]["ceiling"]["train_records"] == 300
-    assert result["downstream"]["floor"]["kind"] == "file"
-    assert result["downstream"]["floor"]["train_records"] == 100
-    assert result["downstream"]["floor"]["accuracy"]["mean"] < 0.75
+    floor = result["downstream"]["floor"]
+    assert floor["kind"] == "file" and floor["train_records"] == 100
+    assert floor["accuracy"]["mean"] < 0.75
     assert result["records"]["floor"] == {"cardio": 50, "derma": 50}
 
 
@@ -138,15 +138,15 @@ def test_the_split_ignores_the_order_and_keeps_copies_together():
 
 
 def test_the_result_is_repeatable_plain_json_and_says_it_is_not_private():
-    first = evaluate(notes(200, 1), notes(100, 2), BagOfWords(), seeds=3)
+    first = evaluate(notes(100, 1), notes(60, 2), BagOfWords(), seeds=2)
 
-    assert first == evaluate(notes(200, 1), notes(100, 2), BagOfWords(), seeds=3)
+    assert first == evaluate(notes(100, 1), notes(60, 2), BagOfWords(), seeds=2)
     assert json.loads(json.dumps(first, allow_nan=False)) == first
     assert first["private"] == NOT_FOR_RELEASE == "computed from private data; not for release"
 
 
 def test_lengths_are_measured_in_words_against_a_real_yardstick():
-    result = evaluate(notes(400, 1), notes(200, 2, words=22), BagOfWords())["lengths"]
+    result = evaluate(notes(400, 1), notes(200, 2, words=22), BagOfWords(), seeds=2)["lengths"]
 
     distance = result["wasserstein"]
     assert distance["synthetic_to_real"]["mean"] == pytest.approx(10, abs=1)
@@ -213,19 +213,16 @@ def test_topics_show_what_the_synthetic_records_leave_out():
     synthetic = [(text, label) for text, label in notes(300, 2) if label == "cardio"]
     synthetic += [("the patient was seen again and told to come back soon", "derma")] * 10
 
-    topics = evaluate(notes(300, 1), synthetic, BagOfWords(), train=notes(300, 3), seeds=1)[
-        "topics"
-    ]
+    sets = {"train": notes(300, 3)}
+    topics = evaluate(notes(300, 1), synthetic, BagOfWords(), **sets, seeds=1)["topics"]
 
-    shares = {
-        side: [topic[side] for topic in topics] for side in ("real", "other_real", "synthetic")
-    }
+    sides = ("real", "other_real", "synthetic")
+    shares = {side: [topic[side] for topic in topics] for side in sides}
     assert all(sum(of_side) == pytest.approx(1.0) for of_side in shares.values())
     assert shares["real"] == sorted(shares["real"], reverse=True)
     missing = [topic for topic in topics if topic["synthetic"] < 0.02 < topic["real"]]
-    assert missing and all(
-        set(topic["terms"][:3]) <= {*WORDS["derma"], *COMMON} for topic in missing
-    )
+    known = {*WORDS["derma"], *COMMON}
+    assert missing and all({*topic["terms"][:3]} <= known for topic in missing)
 
 
 @pytest.mark.parametrize("kind", ["synthetic", "train"])

@@ -110,17 +110,17 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("part", HOSTILE, ids=ascii)
-def test_no_text_of_30_kilobytes_takes_long(part: str) -> None:
-    text = part * (30_000 // len(part))
+def test_no_text_of_10_kilobytes_takes_long(part: str) -> None:
+    text = part * (10_000 // len(part))
     before = time.process_time()
     find_patterns([text, f"x@{text}", f"{text}@"])
-    # The slowest, 1/2/3/, takes 0.3 seconds a text.
-    assert time.process_time() - before < 10
+    # The slowest, 1/2/3/, takes 0.1 seconds a text.
+    assert time.process_time() - before < 2
 
 
-def test_two_thousand_texts_take_seconds() -> None:
+def test_five_hundred_texts_take_seconds() -> None:
     text = f"Seen on 2004-08-20, 12 of 345 points, at 08:15. {'word ' * 60}"
-    texts = [f"{text} {n}" for n in range(2_000)]
+    texts = [f"{text} {n}" for n in range(500)]
     before = time.process_time()
     assert find_patterns(texts)["texts_with_matches"] == 0
-    assert time.process_time() - before < 12
+    assert time.process_time() - before < 3

@@ -43,14 +43,10 @@ def log_likelihood(model, tokenizer, start: str, text: str) -> float:
 
 
 def test_the_model_is_small_and_in_the_usual_layout() -> None:
-    names = {path.name for path in MODEL.iterdir()}
-    assert names >= {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
+    assert {path.name for path in MODEL.iterdir()} >= {
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
-    }
+    }  # fmt: skip
     assert sum(path.stat().st_size for path in MODEL.iterdir()) < 8_000_000
 
 
@@ -68,14 +64,13 @@ def test_a_private_example_makes_private_notes_likelier(model, tokenizer, label:
     examples, notes = texts[::2], texts[1::2]
     others = [note.text for note in public_notes(400, random.Random(6)) if note.label == label]
 
+    bare = [log_likelihood(model, tokenizer, prompt(label, None), note) for note in notes]
+
     def gains(shown: list[str]) -> torch.Tensor:
-        return torch.tensor(
-            [
-                log_likelihood(model, tokenizer, prompt(label, example), note)
-                - log_likelihood(model, tokenizer, prompt(label, None), note)
-                for example, note in zip(shown, notes, strict=True)
-            ]
-        )
+        prompts = (prompt(label, example) for example in shown)
+        pairs = zip(prompts, notes, strict=True)
+        likely = [log_likelihood(model, tokenizer, start, note) for start, note in pairs]
+        return torch.tensor(likely) - torch.tensor(bare)
 
     private, control = gains(examples), gains(others[: len(notes)])
     assert private.mean() > 0.05
@@ -86,25 +81,23 @@ def test_a_private_example_makes_private_notes_likelier(model, tokenizer, label:
 @pytest.mark.slow
 def test_the_model_writes_known_words_and_stops(model, tokenizer) -> None:
     torch.manual_seed(0)
-    known = set(
-        re.findall(r"[\w'-]+", " ".join(n.text for n in public_notes(3000, random.Random(5))))
-    )
+    notes = " ".join(note.text for note in public_notes(3000, random.Random(5)))
+    known = set(re.findall(r"[\w'-]+", notes))
     for label in LABELS:
         ids = tokenizer(prompt(label, None), return_tensors="pt")["input_ids"]
         start = torch.cat([torch.full((1, 1), tokenizer.bos_token_id), ids], dim=1)
         written = model.generate(
             start, do_sample=True, top_k=0, max_new_tokens=96, num_return_sequences=40
         )[:, start.shape[1] :]
-        words = re.findall(
-            r"[\w'-]+", " ".join(tokenizer.batch_decode(written, skip_special_tokens=True))
-        )
+        texts = tokenizer.batch_decode(written, skip_special_tokens=True)
+        words = re.findall(r"[\w'-]+", " ".join(texts))
         assert sum(word in known for word in words) / len(words) > 0.98
         assert (written == tokenizer.eos_token_id).any(dim=1).float().mean() > 0.95
 
 
 @pytest.mark.slow
 def test_training_is_reproducible(tmp_path: Path) -> None:
-    plan = TrainingPlan(documents=60, words=400, phrases=50, hidden_size=64, layers=1, heads=2)
+    plan = TrainingPlan(documents=20, words=200, phrases=20, hidden_size=32, layers=1, heads=2)
     losses: list[list[float]] = []
     for name in ("one", "two"):
         steps: list[Progress] = []
