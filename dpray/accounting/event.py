@@ -35,6 +35,9 @@ NEIGHBORING_RELATION = "add_or_remove_one"
 
 Array = npt.NDArray[np.float64]
 
+Probability = float
+"""The annotation of an event's field that is above 0 and at most 1."""
+
 MOMENT_ROUNDING = 1e-12
 """More than rounding takes from a computed log-moment, of which 6e-14 was found. A divergence that
 rounds to 0 would make a mechanism free, however often it is composed."""
@@ -136,6 +139,13 @@ def _positive(name: str, value: object) -> float:
     return number
 
 
+def _probability(name: str, value: object) -> float:
+    number = _positive(name, value)
+    if number > 1:
+        raise ValueError(f"{name} must be at most 1, got {number}")
+    return number
+
+
 def _count(name: str, value: object) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
@@ -151,6 +161,7 @@ def _events(name: str, values: Iterable[Event]) -> tuple[Event, ...]:
 
 _CHECKS: dict[str, Callable[..., object]] = {
     "float": _positive,
+    "Probability": _probability,
     "int": _count,
     "Event": lambda name, value: _events(name, (value,))[0],
     "tuple[Event, ...]": _events,

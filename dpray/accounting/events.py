@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dpray.accounting.bounded_range import Curve, composed_draws, draws_pld, subsampled_loss
-from dpray.accounting.event import MOMENT_ROUNDING, Array, Event, dp_accounting, pld_library
+from dpray.accounting.event import (
+    MOMENT_ROUNDING,
+    Array,
+    Event,
+    Probability,
+    dp_accounting,
+    pld_library,
+)
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -184,13 +191,9 @@ class PoissonSubsampledGaussian(Event):
     """Applies a Gaussian mechanism to a batch that holds each unit independently with probability
     `sampling_probability` (one step of DP-SGD)."""
 
-    sampling_probability: float
+    sampling_probability: Probability
     noise_multiplier: float
     name: ClassVar[str] = "poisson_subsampled_gaussian"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_probability(self.sampling_probability)
 
     def zcdp_rho(self) -> float:
         mu = self.gaussian_mu()
@@ -235,14 +238,10 @@ class PoissonSubsampledDraws(Event):
     Proof: docs/privacy.md, section 2.8.
     """
 
-    sampling_probability: float
+    sampling_probability: Probability
     range: float
     draws: int
     name: ClassVar[str] = "poisson_subsampled_draws"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_probability(self.sampling_probability)
 
     def pure_epsilon(self) -> float:
         """Return the loss of removing a unit, the larger one."""
@@ -280,11 +279,6 @@ def _worse_rdp(text: PoissonSubsampledDraws, orders: tuple[float, ...]) -> Array
 def _one_text(text: PoissonSubsampledDraws, interval: float) -> Pld:
     removing, adding = (curve.pmf(interval) for curve in text.curves())
     return pld_library.PrivacyLossDistribution(removing, adding)
-
-
-def _check_probability(sampling_probability: float) -> None:
-    if sampling_probability > 1:
-        raise ValueError(f"sampling_probability must be at most 1, got {sampling_probability}")
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,7 +20,6 @@ from dpray.accounting.bounded_range import _Grid, composed_draws, hockey_stick
 from dpray.accounting.composed_events import Composed, SelfComposed
 from dpray.accounting.event import Event
 from dpray.accounting.events import (
-    AboveThreshold,
     DiscreteLaplace,
     ExponentialMechanism,
     PoissonSubsampledDraws,
@@ -51,8 +50,7 @@ def game(epsilon: float, eta: float, draws: int, ts: tuple[float, ...]) -> float
     return value(epsilon, draws)
 
 
-@pytest.mark.parametrize("eta", [0.05, 0.5, 3.0])
-@pytest.mark.parametrize("draws", [1, 2, 3])
+@pytest.mark.parametrize(("eta", "draws"), [(0.05, 1), (0.5, 2), (3.0, 2), (0.5, 3)])
 def test_never_below_a_game_that_can_be_played_and_close_above_it(eta: float, draws: int) -> None:
     ts = tuple(np.linspace(0, eta, 61 if draws < 3 else 25))
     curve = composed_draws(eta, draws)
@@ -63,7 +61,7 @@ def test_never_below_a_game_that_can_be_played_and_close_above_it(eta: float, dr
     assert np.max(found - exact) < 0.003 * max(1.0, eta)
 
 
-@pytest.mark.parametrize("draws", [1, 7, 40, 300])
+@pytest.mark.parametrize("draws", [1, 40, 300])
 def test_curves_are_convex_in_exp_epsilon_and_end_at_the_pure_epsilon(draws: int) -> None:
     curve = composed_draws(0.2, draws)
     inner = curve.epsilons > -5  # below, a slope of -1 is a difference of numbers near 1
@@ -104,8 +102,8 @@ def test_golden_tokens(s: int, r: int, epsilon: float) -> None:
         assert exact <= table["pld"] < exact * 1.02
 
 
-@pytest.mark.parametrize(("eta", "draws"), [(20 / 510, 1024), (0.3, 400)])
-def test_parts_cost_little_more_than_one_pass(eta: float, draws: int) -> None:
+def test_parts_cost_little_more_than_one_pass() -> None:
+    eta, draws = 0.1, 512
     both = _Grid(eta, draws).curve(draws), composed_draws(eta, draws)
     for delta in (1e-2, 1e-6, 1e-9):
         direct, found = (float(np.interp(-delta, -c.deltas, c.epsilons)) for c in both)
@@ -113,7 +111,7 @@ def test_parts_cost_little_more_than_one_pass(eta: float, draws: int) -> None:
         assert direct * 0.9999 < min(found, blocks) <= max(found, blocks) < direct * 1.003
 
 
-@pytest.mark.parametrize(("eta", "draws"), [(20 / 254, 257), (0.01, 5000), (1.0, 600)])
+@pytest.mark.parametrize(("eta", "draws"), [(20 / 254, 257), (0.01, 5000)])
 def test_parts_are_never_below_one_game_that_can_be_played(eta: float, draws: int) -> None:
     """Its draws all have the same loss t, or the one that is 0 in the mean."""
     curve = composed_draws(eta, draws)
@@ -131,7 +129,7 @@ def test_parts_are_never_below_one_game_that_can_be_played(eta: float, draws: in
 def test_a_long_text_in_parts_costs_no_less_than_in_one_pass_and_little_more() -> None:
     eta, draws = 20 / 254, 300
     one_pass = _Grid(eta, draws).curve(draws)
-    for q in (1e-4, 0.01, 0.3):
+    for q in (1e-4, 0.3):
         event = PoissonSubsampledDraws(q, eta, draws)
         for exact, found in zip(one_pass.poisson_subsampled(q), event.curves(), strict=True):
             epsilons = exact.epsilons[exact.deltas > 1e-9]
@@ -168,9 +166,7 @@ def test_what_comes_first_may_steer_the_draws() -> None:
 @pytest.mark.parametrize(
     ("n", "s", "c", "tau", "texts", "epsilon"),
     [
-        (4000, 127, 10, 2, 496, 1), (4000, 127, 10, 2, 21888, 8),
-        (1000, 127, 10, 2, 392, 4), (1000, 16, 2, 1, 270, 2),
-        (4000, 64, 2, 1, 3296, 1), (4000, 64, 2, 1, 139264, 8),
+        (4000, 127, 10, 2, 496, 1), (1000, 16, 2, 1, 270, 2), (4000, 64, 2, 1, 139264, 8),
     ],
 )  # fmt: skip
 def test_golden_texts(n: int, s: int, c: float, tau: float, texts: int, epsilon: float) -> None:
@@ -205,7 +201,7 @@ def test_no_adaptive_game_of_two_texts_of_two_tokens_exceeds_the_claim() -> None
     deltas = {epsilon: pld.get_delta_for_epsilon(epsilon) for epsilon in (0.1, 0.3, 0.6)}
     worst = dict.fromkeys(deltas, 0.0)
     grid = np.linspace(0, eta, 7)
-    for trial in range(3000):
+    for trial in range(1000):
         # One t for every history of answers, in the second text those to the first one, too.
         ts = (
             {k: float(rng.choice(grid)) for n in range(4) for k in product((0, 1), repeat=n)}
@@ -233,8 +229,7 @@ def test_no_adaptive_game_of_two_texts_of_two_tokens_exceeds_the_claim() -> None
         assert 0.6 * claimed < worst[epsilon] <= claimed
 
 
-@pytest.mark.parametrize("draws", [1, 64])
-@pytest.mark.parametrize("q", [0.001, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize(("q", "draws"), [(0.001, 64), (0.5, 1), (1.0, 64)])
 def test_wide_ranges_cost_more_than_narrow_ones(q: float, draws: int) -> None:
     """From a range of 0.8 on, curves have nodes that a secret coin brings together."""
     texts = [PoissonSubsampledDraws(q, eta, draws) for eta in (0.4, 0.8, 1.25, 2.0, 5.0, 10.0)]
@@ -251,8 +246,7 @@ def test_a_divergence_that_is_not_a_number_bounds_nothing() -> None:
     assert bounds(Unknown(0.5), 1e-5)["rdp"] == math.inf
 
 
-@pytest.mark.parametrize("eta", [0.3, 3.0, 10.0])
-@pytest.mark.parametrize("q", [1e-4, 0.1, 1.0])
+@pytest.mark.parametrize(("q", "eta"), [(1e-4, 3.0), (0.1, 0.3), (0.1, 10.0), (1.0, 3.0)])
 def test_renyi_of_a_curve_is_above_what_it_describes(q: float, eta: float) -> None:
     """Two-point laws are draws that the curve bounds: no divergence of theirs is larger."""
     orders = (1.5, 2.0, 8.0, 64.0)
@@ -291,7 +285,6 @@ def test_discrete_laplace_has_the_renyi_divergence_of_its_shift() -> None:
         (PoissonSubsampledDraws(1e-7, 1.0, 1), 1e-7, 1.0),
         (PoissonSubsampledDraws(1e-8, 2.0, 1), 1e-8, 2.0),
         (DiscreteLaplace(1e8, 1), 1.0, 2e-8),
-        (AboveThreshold(1e-8), 1.0, 2e-8),
     ],
     ids=str,
 )
@@ -337,11 +330,9 @@ def test_losses_whose_exponential_is_no_float_are_bounded_all_the_same() -> None
 @pytest.mark.parametrize(
     "loss",
     [
-        plds.from_gaussian_mechanism(1.5, value_discretization_interval=1e-3),
         plds.from_gaussian_mechanism(
             0.7, sampling_prob=0.1, value_discretization_interval=1e-3
         ).self_compose(20),
-        plds.from_laplace_mechanism(0.5, value_discretization_interval=1e-3).self_compose(3),
         plds.from_randomized_response(0.3, 2, value_discretization_interval=1e-3),
     ],
 )

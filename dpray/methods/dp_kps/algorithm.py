@@ -139,15 +139,11 @@ class DpKps:
         return FeatureSum(settings.features, settings.noise, multiplier, self.records_per_unit)
 
     @property
-    def kde_event(self) -> Event:
-        """Return the cost of the densities of all classes, which is that of one class (Amin et al.
-        2024, Lemma 2)."""
-        return SelfComposed(self.kde.dp_event, max(1, len(self.estimators)))
-
-    @property
     def dp_event(self) -> Event:
-        """Return the cost of both passes over the private records."""
-        return Composed((self.vocabulary.dp_event, self.kde_event))
+        """Return the cost of both passes over the private records. That of the densities of all
+        classes is that of one class (Amin et al. 2024, Lemma 2)."""
+        densities = SelfComposed(self.kde.dp_event, max(1, len(self.estimators)))
+        return Composed((self.vocabulary.dp_event, densities))
 
     def vocabulary_counts(self, matcher: TermMatcher, texts: Iterable[str]) -> Counts:
         """Count a shard's terms, shape (V,): private pass 1. `matcher` knows all of V."""
@@ -237,7 +233,9 @@ class Sequences:
         self.method, self.vectors_ND, self.noisy = method, vectors_ND, noisy
         self.pool: Sums = np.sum(list(noisy.values()), axis=0)
         # Only the blocks of one estimator are in use at a time, at most L.
-        self._angles = lru_cache(method.settings.sequence_length)(self._angles_of)
+        self._angles = lru_cache(method.settings.sequence_length)(
+            lambda k, block: method.estimators[k].angles(vectors_ND, block)
+        )
 
     def draw(self, label: str, number: int, rng: np.random.Generator) -> Ids:
         """Draw term ids of shape (number, L)."""
@@ -321,6 +319,3 @@ class Sequences:
         T_NI = self._angles(k, length - 1)
         scores_RN = (np.cos(A_RI) * F_I) @ np.cos(T_NI).T - (np.sin(A_RI) * F_I) @ np.sin(T_NI).T
         return np.asarray(math.sqrt(2) / K.number * K.padding_factor(length) * scores_RN)
-
-    def _angles_of(self, k: int, block: int) -> Array:
-        return self.method.estimators[k].angles(self.vectors_ND, block)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -59,10 +57,11 @@ MEANING = "words expected above the noise of the vocabulary, S ln |V| / eps"
 @dataclass(frozen=True)
 class DpKpsPlan(Plan):
     """The plan of DP-KPS. `method.dimension` is 0 until the embedder is loaded: the cost does not
-    depend on it."""
+    depend on it. `vocabulary` has each public term with its public count or None."""
 
     settings: DpKpsSettings
     method: DpKps
+    vocabulary: Mapping[str, int | None] = field(repr=False)
     prompts: KeyphrasePrompts
     schema: Schema | None = None
 
@@ -102,21 +101,13 @@ class DpKpsPlan(Plan):
         terms = public_terms(self)[: settings.vocabulary_size]
 
         drawn = [self.drawn_values(label, 1, rng)[0] for label in labels]
-
-        def prompt(label: str, attributes: dict[str, str]) -> Prompt:
+        requests = []
+        for number, (label, values) in enumerate(zip(labels, drawn, strict=True)):
             chosen = rng.choice(terms, min(settings.sequence_length, len(terms)), replace=False)
-            return self.prompts.prompt(
-                chosen.tolist(),
-                label,
-                rng,
-                name_label=settings.label_in_prompt,
-                attributes=attributes,
+            prompt = self.prompts.prompt(
+                chosen.tolist(), label, rng, name_label=settings.label_in_prompt, attributes=values
             )
-
-        requests = [
-            Request(f"preview-{number}", prompt(label, values), self.sampling)
-            for number, (label, values) in enumerate(zip(labels, drawn, strict=True))
-        ]
+            requests.append(Request(f"preview-{number}", prompt, self.sampling))
         return PublicCalls(requests, self.prompts.template.shows("user", "about"), attributes=drawn)
 
     @property
@@ -126,8 +117,18 @@ class DpKpsPlan(Plan):
 
     @property
     def signal(self) -> Signal | None:
-        found = words_found(self)
-        return None if found is None else Signal(found, WORDS, MEANING)
+        """Return the number of public terms with an expected count above the largest noise on |V|
+        counts, if private texts use words as often as public ones; None if the file of terms has no
+        counts."""
+        counts = list(self.vocabulary.values())
+        known = [count for count in counts if count is not None]
+        if len(known) < len(counts) or not sum(known):
+            return None
+        total, noise = sum(known), self.method.vocabulary.scale * math.log(len(counts))
+        # A record names S terms; one that is in every record is counted once in each.
+        n, S = self.config.data.public_size, self.settings.phrases_per_record
+        expected = [n * min(1.0, S * count / total) for count in known]
+        return Signal(sum(count > noise for count in expected), WORDS, MEANING)
 
     @property
     def work(self) -> Work:
@@ -234,10 +235,11 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
     epsilon_vocabulary, epsilon_kde, whole = settings.epsilons(privacy.epsilon, *spent)
     if settings.vocabulary_fdr is None and config.engine.kind != "none":
         settings = settings.model_copy(update={"vocabulary_fdr": TEXTS_FDR})
+    vocabulary = vocabulary_of(config, settings)
     method = DpKps(
         settings=settings,
         labels=tuple(config.data.label_names) or ("",),
-        public_terms=len(vocabulary_of(config, settings)),
+        public_terms=len(vocabulary),
         dimension=0,
         epsilon_vocabulary=epsilon_vocabulary,
         epsilon_kde=epsilon_kde,
@@ -250,7 +252,7 @@ def make_plan(config: Config, settings: DpKpsSettings) -> DpKpsPlan:
         raise InputError(f"privacy.epsilon: {error}") from None
     method = replace(method, noise_factor=joint_noise(config, method, whole))
     schema = schema_for(settings.schema, config.engine, settings.max_tokens)
-    return DpKpsPlan(config, config.data.proportions, settings, method, prompts, schema)
+    return DpKpsPlan(config, config.data.proportions, settings, method, vocabulary, prompts, schema)
 
 
 def joint_noise(config: Config, method: DpKps, epsilon: float) -> float:
@@ -281,30 +283,14 @@ def choose(config: Config, settings: DpKpsSettings, records: int) -> Choice:
     return Choice(plan, plan.signal, ("the defaults and what is set: no key is free",))
 
 
-def words_found(plan: DpKpsPlan) -> int | None:
-    """Return the number of public terms with an expected count above the largest noise on |V|
-    counts, if private texts use words as often as public ones; None if the file of terms has no
-    counts."""
-    settings, n = plan.settings, plan.config.data.public_size
-    counts = list(vocabulary_of(plan.config, settings).values())
-    known = [count for count in counts if count is not None]
-    if len(known) < len(counts) or not sum(known):
-        return None
-    total, noise = sum(known), plan.method.vocabulary.scale * math.log(len(counts))
-    # A record names S terms; one that is in every record is counted once in each.
-    expected = [n * min(1.0, settings.phrases_per_record * count / total) for count in known]
-    return sum(count > noise for count in expected)
-
-
 def public_terms(plan: DpKpsPlan) -> list[str]:
     """Return all terms that a sequence may have."""
-    return [*vocabulary_of(plan.config, plan.settings)]
+    return [*plan.vocabulary]
 
 
 def vocabulary_of(config: Config, settings: DpKpsSettings) -> Mapping[str, int | None]:
-    """Return the public vocabulary without the stop words, each term with its public count or None:
-    those of the file, or else the frequent words of data.language. Raises InputError that names the
-    key if there is none."""
+    """Return the public vocabulary without the stop words: that of the file, or else the frequent
+    words of data.language. Raises InputError that names the key if there is none."""
     left_out = stop_words(settings.stop_words, config.data.language)
     if settings.vocabulary is not None:
         return read_vocabulary(settings.vocabulary, left_out)
@@ -329,12 +315,7 @@ def stop_words(which: str, language: str | None) -> frozenset[str]:
     found = language_of(language)
     if which == "english" or language is None or (found and found.code == ENGLISH):
         return english_stop_words()
-    return frozenset() if found is None else _folded_function_words(found.code)
-
-
-@cache
-def _folded_function_words(code: str) -> frozenset[str]:
-    return frozenset(map(folded, function_words(code)))
+    return frozenset(map(folded, function_words(found.code) if found else ()))
 
 
 def _without_stop_words(config: Config, settings: DpKpsSettings) -> list[str]:
@@ -355,35 +336,26 @@ def read_vocabulary(
     None. Blank lines are left out, and so are the folded words `left_out` and terms that are equal
     to an earlier one after folding. Raises InputError that names the line."""
     try:
-        state = os.stat(path)
-        return _terms_of_file(str(path), (state.st_mtime_ns, state.st_size), left_out)
+        lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
         reason = error.strerror or "cannot be read"
         raise InputError(f"method.vocabulary: {path}: {reason}") from None
-
-
-@lru_cache(maxsize=1)
-def _terms_of_file(
-    path: str, state: tuple[int, int], left_out: frozenset[str]
-) -> Mapping[str, int | None]:
-    """Return the terms of a file in this `state`; a plan asks for them twice."""
     terms: dict[str, tuple[str, int | None]] = {}
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise InputError(
-                    f"method.vocabulary: {path}, line {number}: the bytes are not valid UTF-8"
-                ) from None
-            first, _, rest = text.partition("\t")
-            term, count = " ".join(first.split()), rest.strip()
-            if term and (same := folded(term)) not in left_out:
-                known = count.isdecimal() and len(count) <= MOST_DIGITS
-                terms.setdefault(same, (term, int(count) if known else None))
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise InputError(
+                f"method.vocabulary: {path}, line {number}: the bytes are not valid UTF-8"
+            ) from None
+        first, _, rest = text.partition("\t")
+        term, count = " ".join(first.split()), rest.strip()
+        if term and (same := folded(term)) not in left_out:
+            known = count.isdecimal() and len(count) <= MOST_DIGITS
+            terms.setdefault(same, (term, int(count) if known else None))
     if not terms:
         raise InputError(f"method.vocabulary: {path}: there is no term in the file")
-    return MappingProxyType(dict(terms.values()))
+    return dict(terms.values())
 
 
 @cache

@@ -43,16 +43,11 @@ class KeyphrasePrompts:
         class. `rng` draws the examples. Without `attributes` it has the longest."""
         render = (self.template if not attributes else self.template.saying(attributes)).render
         kind = {"document_type": self.document_type, "label": label if name_label else ""}
-        drawn = self._examples_of(label, rng)
+        shown, texts = self.few_shot.shown, self.few_shot.of_label(label)
+        drawn = [texts[i] for i in rng.choice(len(texts), shown, replace=False)] if shown else []
         examples = "".join(render("example", example=example, **kind) for example in drawn)
         known = kind | {"terms": ", ".join(dict.fromkeys(terms))}
         return Prompt(render("user", examples=examples, **known), render("prefix", **known))
-
-    def _examples_of(self, label: str, rng: np.random.Generator) -> list[str]:
-        if not (shown := self.few_shot.shown):
-            return []
-        texts = self.few_shot.of_label(label)
-        return [texts[place] for place in rng.choice(len(texts), shown, replace=False)]
 
 
 def load_keyphrase_prompts(

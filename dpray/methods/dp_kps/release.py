@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from dpray.config.config import Config, DataConfig
+from dpray.config.config import Config
 from dpray.engines.embedding_endpoint import PUBLIC_TEXTS, same_model
 from dpray.engines.requests import Ask, Request, ask_until_accepted
 from dpray.io.languages import words_named
@@ -176,18 +176,6 @@ def total_sums(shards: Shards[DensityShard]) -> dict[str, Sums]:
     return {label: sum(part[label] for part in parts) for label in parts[0]}  # type: ignore[misc]
 
 
-def densities_in_words(data: DataConfig) -> str:
-    """Return the sentence of the report on the classes' densities."""
-    if not data.labels:
-        return "one estimator of all records"
-    if data.max_records_per_unit == 1:
-        return "one estimator a class, on classes that are disjoint: parallel composition"
-    return (
-        "one estimator a class; a unit's records may be in several, and the noise is for all of "
-        "them together"
-    )
-
-
 def embedder(session: DpKpsSession) -> Callable[[Sequence[str]], Embeddings]:
     """Return the embedder of the public terms. It returns zeros for the estimator `exact`, which
     uses no vectors."""
@@ -225,20 +213,28 @@ def write_texts(
 
 
 def report(session: DpKpsSession) -> MethodPart:
-    plan = session.plan
+    plan, data = session.plan, session.config.data
     calls = {"calls": session.calls} if plan.makes_texts else {}
+    densities = "one estimator of all records"
+    if data.labels and data.max_records_per_unit == 1:
+        densities = "one estimator a class, on classes that are disjoint: parallel composition"
+    elif data.labels:
+        densities = (
+            "one estimator a class; a unit's records may be in several, and the noise is for all "
+            "of them together"
+        )
     return MethodPart(
         **calls,
         llm_calls=plan.summary()["llm_calls"],
         sampling={
             "vocabulary": "the first distinct terms of each record are counted, and every "
             "count of the public vocabulary gets noise, once",
-            "densities": densities_in_words(session.config.data),
+            "densities": densities,
             "sequences": "post-processing, from public randomness",
         },
         public_inputs={
             "template": plan.settings.template,
-            "vocabulary": plan.settings.vocabulary or words_named(session.config.data.language),
+            "vocabulary": plan.settings.vocabulary or words_named(data.language),
             "few_shot": plan.settings.few_shot,
         }
         | ({"embedder": session.config.embedder.shown} if plan.settings.estimator == "rff" else {}),

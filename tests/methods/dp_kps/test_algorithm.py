@@ -222,7 +222,7 @@ def test_temperature_top_m_threshold_and_contrast() -> None:
     np.testing.assert_allclose(weights(plan, COUNTS), left / left.sum())
 
 
-@pytest.mark.parametrize("plan", [RFF, changed(RFF, noise="gaussian", delta=1e-6), ITERATIVE])
+@pytest.mark.parametrize("plan", [RFF, changed(RFF, noise="gaussian", delta=1e-6)])
 def test_the_noise_of_a_density(plan: DpKps) -> None:
     """`density_noise_std` against densities of noise alone. A right one is outside once in 10^6:
     the ten terms' densities of a draw are ten numbers with the same noise in them."""

@@ -28,7 +28,7 @@ from dpray.types import InputError
 
 DELTA = 1e-5
 LABELS = Decimal("0.1")
-EPSILONS = [Decimal(hundredths) / 100 for hundredths in range(20, 1001, 15)]
+EPSILONS = [Decimal(hundredths) / 100 for hundredths in range(20, 1001, 75)]
 
 
 @pytest.fixture
@@ -81,13 +81,11 @@ RFF = {"estimator": "rff", "sampling": "iterative", "ensemble": "linear"}
 GAUSSIAN = {"estimator": "rff", "noise": "gaussian"}
 
 
-@pytest.mark.parametrize("shares", [None, "measured"])
-@pytest.mark.parametrize("method", [{}, RFF], ids=["exact", "linear"])
+@pytest.mark.parametrize(("method", "shares"), [({}, None), ({}, "measured"), (RFF, "measured")])
 @pytest.mark.parametrize("keys", ["", "vocabulary", "kde", "vocabulary kde"])
 def test_at_delta_0_a_plan_costs_the_sum_of_its_shares(
     config: Callable[..., Config], method: dict[str, Any], keys: str, shares: str | None
 ) -> None:
-    """All 66 epsilons from 0.2 to 10 in steps of 0.15."""
     for epsilon in EPSILONS:
         plan = make_plan(config(epsilon, shares, 0.0, **method | given(epsilon, shares, keys)))
         check(plan, epsilon, 1e-13)
@@ -95,22 +93,32 @@ def test_at_delta_0_a_plan_costs_the_sum_of_its_shares(
         assert 1.0 <= plan.method.noise_factor < 1 + 1e-12
 
 
-@pytest.mark.parametrize("shares", [None, "measured"])
-@pytest.mark.parametrize("method", [{}, RFF, GAUSSIAN], ids=["exact", "linear", "gaussian"])
-@pytest.mark.parametrize("keys", ["", "vocabulary kde"])
+@pytest.mark.parametrize(
+    ("epsilon", "method", "shares", "keys"),
+    [
+        (Decimal("0.45"), {}, None, ""),
+        (Decimal("7.95"), {}, "measured", "vocabulary kde"),
+        (Decimal("7.95"), RFF, "measured", ""),
+        (Decimal("0.45"), GAUSSIAN, "measured", "vocabulary kde"),
+        (Decimal("7.95"), GAUSSIAN, None, ""),
+    ],
+)
 def test_both_noises_are_calibrated_together(
-    config: Callable[..., Config], method: dict[str, Any], keys: str, shares: str | None
+    config: Callable[..., Config],
+    epsilon: Decimal,
+    method: dict[str, Any],
+    shares: str | None,
+    keys: str,
 ) -> None:
     """To a relative 1e-6, on the safe side, with a common factor."""
-    for epsilon in (Decimal("0.45"), Decimal("7.95")):
-        plan = make_plan(config(epsilon, shares, **method | given(epsilon, shares, keys)))
-        check(plan, epsilon, 1e-5)
-        alone = replace(plan.method, noise_factor=1.0)
-        factor = plan.method.noise_factor
-        assert factor < 1
-        assert plan.method.vocabulary.scale == pytest.approx(factor * alone.vocabulary.scale)
-        assert plan.method.kde.scale == pytest.approx(factor * alone.kde.scale)
-        assert cost(with_spent(plan.config, alone.dp_event), DELTA).epsilon < float(epsilon)
+    plan = make_plan(config(epsilon, shares, **method | given(epsilon, shares, keys)))
+    check(plan, epsilon, 1e-5)
+    alone = replace(plan.method, noise_factor=1.0)
+    factor = plan.method.noise_factor
+    assert factor < 1
+    assert plan.method.vocabulary.scale == pytest.approx(factor * alone.vocabulary.scale)
+    assert plan.method.kde.scale == pytest.approx(factor * alone.kde.scale)
+    assert cost(with_spent(plan.config, alone.dp_event), DELTA).epsilon < float(epsilon)
 
 
 def exact_epsilon(plan: DpKpsPlan) -> float:
@@ -140,14 +148,7 @@ def exact_epsilon(plan: DpKpsPlan) -> float:
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "method", "golden"),
-    [
-        (2, {}, 1.79),
-        (4, {}, 3.83),
-        (2, GAUSSIAN, 1.63),
-        (4, GAUSSIAN, 3.36),
-        (8, GAUSSIAN, 7.00),
-    ],
+    ("epsilon", "method", "golden"), [(2, {}, 1.79), (2, GAUSSIAN, 1.63), (8, GAUSSIAN, 7.00)]
 )
 def test_golden_both_together_cost_less_than_their_sum(
     config: Callable[..., Config], epsilon: int, method: dict[str, Any], golden: float
@@ -163,7 +164,7 @@ def test_golden_both_together_cost_less_than_their_sum(
 
 def test_a_unit_of_several_records_pays_for_all_of_them(config: Callable[..., Config]) -> None:
     """Counts move by k each: k times the noise, but for the grid of whole numbers."""
-    for method in ({}, RFF, GAUSSIAN):
+    for method in ({}, GAUSSIAN):
         one, three = (make_plan(config(Decimal(2), None, unit=k, **method)).method for k in (1, 3))
         assert three.vocabulary.scale == pytest.approx(3 * one.vocabulary.scale, rel=0.02)
         assert three.kde.scale == pytest.approx(3 * one.kde.scale, rel=0.02)
@@ -233,9 +234,6 @@ def sharing(vocabulary: float | None, kde: float | None) -> DpKpsSettings:
     ("vocabulary", "kde", "total", "labels", "expected"),
     [
         (None, None, 4.2, 0.1, (2.05, 2.05, 4.2)),
-        (None, None, 6.0, 0.0, (3.0, 3.0, 6.0)),
-        (1.0, None, 6.0, 0.0, (1.0, 5.0, 6.0)),
-        (None, 5.0, 6.0, 0.0, (1.0, 5.0, 6.0)),
         (0.1, None, 0.3, 0.0, (0.1, 0.2, 0.3)),
         (None, 0.1, 0.3, 0.0, (0.2, 0.1, 0.3)),
         (0.1, 0.2, 0.3, 0.0, (0.1, 0.2, 0.3)),

@@ -21,7 +21,7 @@ from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.dp_kps import release as dp_kps_run
 from dpray.methods.dp_kps.mechanisms import GRID
-from dpray.types import Budget, BudgetRefused, InputError, Progress, Resumable
+from dpray.types import Budget, InputError, Progress, Resumable
 from dpray.workers.shards import ROWS_AT_ONCE
 from tests.engines.schemas import VISIT
 from tests.workers.outcomes import lines
@@ -115,19 +115,18 @@ def test_a_text_that_lacks_terms_is_asked_for_again_and_then_left_out(
         config(method__least_terms=4)
 
 
-@pytest.mark.parametrize("delta", [1e-6, 0.0])
-def test_one_charge_pays_for_both_passes(config: Callable[..., Config], delta: float) -> None:
+def test_one_charge_pays_for_both_passes(config: Callable[..., Config]) -> None:
     run = config(
-        method__epsilon_vocabulary=2.0, method__epsilon_kde=5.0, privacy__delta=delta,
+        method__epsilon_vocabulary=2.0, method__epsilon_kde=5.0, privacy__delta=1e-6,
         data__label_proportions="measured", privacy__epsilon_labels=0.5,
     )  # fmt: skip
     report = methods.run(run)
     ledger = Ledger.open(run.privacy.ledger)
     account = ledger.account("notes")
     assert account is not None and len(account.charges) == 1
-    assert account.spent == Budget(report["epsilon"], delta)
-    assert report["epsilon"] == pytest.approx(7.5, rel=1e-5 if delta else 1e-15)
-    assert report["accountant"]["bound"] == ("pld" if delta else "basic")
+    assert account.spent == Budget(report["epsilon"], 1e-6)
+    assert report["epsilon"] == pytest.approx(7.5, rel=1e-5)
+    assert report["accountant"]["bound"] == "pld"
     published = [unit for unit, _ in ledger.published(report["ledger"]["reservation"])]
     assert sorted(published) == ["density", "labels", "vocabulary"]
     assert ledger.verify() == []
@@ -205,10 +204,9 @@ def test_an_interrupted_run_draws_no_noise_twice(
         methods.run(run)
     report = methods.run(run)
     assert passes == ["vocabulary", "density", "density"]
-    ledger = Ledger.open(run.privacy.ledger)
-    account = ledger.account("notes")
-    assert account is not None and account.spent.epsilon == pytest.approx(report["epsilon"])
-    ledger.close()
+    with closing(Ledger.open(run.privacy.ledger)) as ledger:
+        account = ledger.account("notes")
+        assert account is not None and account.spent.epsilon == pytest.approx(report["epsilon"])
 
 
 def test_a_public_vocabulary_that_shrank_meanwhile_does_not_end_a_run(
@@ -232,11 +230,10 @@ def test_a_public_vocabulary_that_shrank_meanwhile_does_not_end_a_run(
     assert len({term for record in lines(config()) for term in record["terms"]}) > 1
 
 
-@pytest.mark.parametrize("changes", [{}, {"data__label_proportions": "measured"}])
 def test_a_bad_row_is_found_before_a_pass_begins_and_can_be_mended(
-    config: Callable[..., Config], changes: dict[str, Any]
+    config: Callable[..., Config],
 ) -> None:
-    run = config(**changes)
+    run = config()
     data = Path(run.data.path)
     good = data.read_text()
     data.write_text(good + json.dumps({"text": "Marlowe", "label": "c"}) + "\n")
@@ -324,27 +321,21 @@ def test_before_all_is_measured_the_engine_may_not_change(
         methods.run(config(**TEXTS_OF | {"engine__model": "n"}))
 
 
-@pytest.mark.parametrize(("records", "answers"), [(40, 20), (3, 9)])
 def test_a_model_that_writes_nothing_stops_the_run_and_another_one_goes_on(
-    config: Callable[..., Config], records: int, answers: int
+    config: Callable[..., Config],
 ) -> None:
     """The budget would be spent on no record. What was empty is asked for again."""
-    run = config(**TEXTS_OF, method__records=records)
-    why = rf"{answers} empty answers in a row \(finish_reason length\).*the run is charged"
+    run = config(**TEXTS_OF, method__records=3)
+    why = r"9 empty answers in a row \(finish_reason length\).*the run is charged"
     with pytest.raises(Resumable, match=why):
         methods.run(run, build=lambda section: Empty())
     assert not (Path(run.output.path) / "synthetic.jsonl").exists()
-    assert methods.run(run, build=lambda section: Echo())["records"] == records
+    assert methods.run(run, build=lambda section: Echo())["records"] == 3
 
 
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        (
-            Completion(" \n", 5, 3, "length"),
-            Resumable,
-            r"3 empty answers .* \(finish_reason length",
-        ),
         (Completion("<think>", 5, 3), Resumable, r"^engine\.model: 3 empty answers in a row: "),
         (EngineError("m: HTTP status 401"), InputError, r"^engine: m: HTTP status 401"),
     ],
@@ -384,30 +375,6 @@ def test_the_progress_says_nothing_of_how_many_records_there_are(
     assert [(step.activity, step.total) for step in read] == [
         ("vocabulary", None), ("densities", None),
     ]  # fmt: skip
-
-
-def test_what_costs_too_much_is_refused(config: Callable[..., Config], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"method\.epsilon_vocabulary"):
-        methods.make_plan(config(method__epsilon_vocabulary=4.0, method__epsilon_kde=7.0))
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    ledger = Ledger.create_or_open(url)
-    ledger.create_dataset("notes", Budget(5.0, 1e-5), "record", "add_or_remove_one")
-    ledger.close()
-    with pytest.raises(BudgetRefused):
-        methods.run(config())
-    ledger = Ledger.open(url)
-    account = ledger.account("notes")
-    assert account is not None and account.charges == ()
-    ledger.close()
-
-
-def test_a_vocabulary_without_a_hit_still_gives_records(
-    config: Callable[..., Config], tmp_path: Path
-) -> None:
-    (tmp_path / "words.txt").write_text("zebra\nquartz\n")
-    run = config(method__vocabulary_size=50, method__phrases_per_record=20)
-    assert methods.run(run)["records"] == 40
-    assert {term for record in lines(run) for term in record["terms"]} <= {"zebra", "quartz"}
 
 
 def test_texts_have_the_form_of_the_schema(

@@ -107,19 +107,19 @@ def test_the_same_in_long_texts() -> None:
 
 
 def test_a_long_text_is_searched_no_further_than_asked() -> None:
-    text = "a b " * 200_000
+    text = "a b " * 50_000
     matcher = TermMatcher(["a", "b", "c"])
     assert matcher.first_terms(text, 2) == [0, 1]
-    assert sum(1 for _ in matcher.matches(text)) == 400_000
+    assert sum(1 for _ in matcher.matches(text)) == 100_000
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(
     part=st.text(st.characters(categories=["Mn", "Cs", "Cc", "Cf", "Lo", "Zs"]), max_size=3),
     sign=st.sampled_from(
         ["x", "x ", "\u0300\u0316", "\U0001d165\u0316", "\u0f73", "\u200b", "\ud800", "ﷺ"]
     ),
-    number=st.sampled_from([0, 7, 5000, 500_000]),
+    number=st.sampled_from([0, 7, 200_000]),
 )
 def test_any_text_is_searched_in_a_time_that_grows_with_its_length(
     part: str, sign: str, number: int
@@ -185,17 +185,11 @@ def test_words_of_scripts_without_spaces_are_letters() -> None:
 
 
 def test_the_worst_unit_is_one_whose_records_hold_the_same_terms() -> None:
+    """A term that a record repeats counts once."""
     histogram = VocabularyHistogram(6, 4, 1.0, records_per_unit=2)
-    counts = histogram.count([[1, 2, 3, 4, 5], [4, 3, 2, 1, 0]])
+    counts = histogram.count([[1, 2, 1, 3, 4, 5], [4, 3, 2, 1, 0]])
     assert counts.tolist() == [0, 2, 2, 2, 2, 0]
-
-
-def test_repeats_count_once_and_shards_add_up() -> None:
-    histogram = VocabularyHistogram(3, 2, 1.0)
-    assert histogram.count([[2, 2, 0], [1]]).tolist() == [1, 1, 1]
-    together = histogram.count([[2, 0]]) + histogram.count([[1]])
-    assert together.tolist() == histogram.count([[2, 0], [1]]).tolist()
-    assert histogram.count([]).tolist() == [0, 0, 0]
+    assert histogram.count([]).tolist() == [0] * 6
 
 
 def test_its_event_is_that_of_its_noise() -> None:
