@@ -39,6 +39,16 @@ def cluster() -> Iterator[Any]:
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def gpu_cluster() -> Iterator[Any]:
+    """One that believes to have two GPUs. Nothing computes on them; what Ray hands out and hides is
+    the same."""
+    from tests.integration.processes import ray_cluster, short
+
+    with short() as folder, ray_cluster(folder, cpus=4, gpus=2) as cluster:
+        yield cluster
+
+
 @pytest.fixture(scope="module")
 def driver(cluster: Any) -> Iterator[None]:
     """This process is a driver on the cluster until the end of the file: it has loaded its

@@ -44,6 +44,7 @@ TOGETHER = {
         "workers/test_accountant_actor.py",
         "integration/test_memory.py",
     ),
+    "gpus": ("integration/test_gpu_placement.py", "workers/test_engine_pool.py"),
     "vllm": (
         "tests/test_two_worlds.py",
         "engines/test_vllm.py",
@@ -52,10 +53,11 @@ TOGETHER = {
         "engines/test_unreadable_tokens.py",
         "engines/test_parts.py",
         "engines/test_weights.py",
+        "engines/test_bits.py",
     ),
 }
-"""Files that one process runs. They share the fixture `cluster`, or vLLM, whose import takes ten
-seconds of a core."""
+"""Files that one process runs. They share the fixture `cluster` or `gpu_cluster`, or vLLM, whose
+import takes ten seconds of a core."""
 
 LONGEST = (
     *TOGETHER["cluster"],
@@ -63,8 +65,7 @@ LONGEST = (
     *TOGETHER["vllm"],
     "gpu/test_figures.py",
     "faults/test_nodes.py",
-    "integration/test_gpu_placement.py",
-    "faults/test_notice.py",
+    *TOGETHER["gpus"],
     "integration/test_zero.py",
     "evaluation/test_mechanisms.py",
     "engines/test_second_runner.py",

@@ -4,6 +4,7 @@ sentence with the command that installs it."""
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,75 +33,70 @@ class WithoutExtras(PathFinder):
         return None if absent else super().find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutExtras
-from dpray.cli import main
+from tests.integration.command_lines import main
 main()
 """
+"""Several command lines in one process, as if no extra were installed."""
+
+OUTPUT = ["output.path=OUT/refused", "privacy.ledger=sqlite:///OUT/refused.db"]
+
+REFUSED = {
+    "train": (
+        ["run", "jobs/dp_sgd_cpu.yaml", *OUTPUT],
+        "method dp_sgd needs DeepSpeed, which is not installed: pip install 'dpray[train]'; "
+        "nothing was charged",
+    ),
+    "torch": (
+        ["run", "jobs/private_prediction_cpu.yaml", *OUTPUT],
+        "method private_prediction needs PyTorch, which is not installed: "
+        "pip install 'dpray[torch]'; nothing was charged",
+    ),
+    "serve": (
+        ["serve", "jobs/serve_cpu.yaml"],
+        "dpray serve needs Ray Serve, which is not installed: pip install 'dpray[serve]'",
+    ),
+    "postgres": (
+        ["ledger", "show", "--ledger", "postgresql://localhost/ledger"],
+        "a ledger on PostgreSQL needs psycopg, which is not installed: "
+        "pip install 'dpray[postgres]'",
+    ),
+    "eval": (
+        ["evaluate", "--real", "none.jsonl", "--synthetic", "none.jsonl", "--out", "OUT/refused"],
+        "dpray evaluate needs PyTorch, which is not installed: pip install 'dpray[eval]'",
+    ),
+    "languages": (
+        ["run", "jobs/dp_kps_cpu.yaml", *OUTPUT, "data.language=German"],
+        "method.stop_words needs stopwordsiso, which is not installed: "
+        "pip install 'dpray[languages]'; nothing was charged",
+    ),
+}
+
+DONE = (
+    ["run", "jobs/dp_kps_cpu.yaml", "output.path=OUT/run", "privacy.ledger=sqlite:///OUT/run.db"],
+    ["card", "OUT/run"],
+    ["ledger", "show", "--ledger", "sqlite:///OUT/run.db"],
+)
 
 
-def dpray(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command as if no extra were installed."""
-    return subprocess.run(
-        [sys.executable, "-c", BASE_ALONE, *map(str, arguments)],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-
-
-def test_a_run_of_sequences_needs_no_extra(tmp_path: Path) -> None:
-    ledger, folder = f"privacy.ledger=sqlite:///{tmp_path}/ledger.db", tmp_path / "run"
-    made = dpray("run", "jobs/dp_kps_cpu.yaml", ledger, f"output.path={folder}")
-    assert made.returncode == 0, made.stderr
+def test_a_run_of_sequences_needs_no_extra_and_a_missing_one_is_a_sentence_before_any_charge(
+    tmp_path: Path,
+) -> None:
+    lines = [*(arguments for arguments, _ in REFUSED.values()), *DONE]
+    told = json.dumps([[word.replace("OUT", str(tmp_path)) for word in line] for line in lines])
+    ended = subprocess.run(
+        [sys.executable, "-c", BASE_ALONE, told], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    *printed, outcomes = ended.stdout.splitlines()
+    refusals, done = (found := json.loads(outcomes))[: len(REFUSED)], found[len(REFUSED) :]
+    assert refusals == [[2, f"dpray: {sentence}\n"] for _, sentence in REFUSED.values()]
+    assert not (tmp_path / "refused.db").exists()
+    assert [code for code, _ in done] == [0] * len(DONE), done
+    folder = tmp_path / "run"
     assert len((folder / "synthetic.jsonl").read_bytes().splitlines()) == 500
     assert (folder / "privacy_report.html").exists()
-    described = dpray("card", folder)
-    assert described.returncode == 0, described.stderr
     assert "Personal data" not in (folder / "README.md").read_text()
-    shown = dpray("ledger", "show", "--ledger", f"sqlite:///{tmp_path}/ledger.db")
-    assert shown.returncode == 0 and "clinic-notes" in shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ["run", "jobs/dp_sgd_cpu.yaml", "output.path=OUT", "privacy.ledger=sqlite:///OUT.db"],
-            "method dp_sgd needs DeepSpeed, which is not installed: pip install 'dpray[train]'; "
-            "nothing was charged",
-        ),
-        (
-            ["run", "jobs/private_prediction_cpu.yaml", "output.path=OUT",
-             "privacy.ledger=sqlite:///OUT.db"],
-            "method private_prediction needs PyTorch, which is not installed: "
-            "pip install 'dpray[torch]'; nothing was charged",
-        ),
-        (
-            ["serve", "jobs/serve_cpu.yaml"],
-            "dpray serve needs Ray Serve, which is not installed: pip install 'dpray[serve]'",
-        ),
-        (
-            ["ledger", "show", "--ledger", "postgresql://localhost/ledger"],
-            "a ledger on PostgreSQL needs psycopg, which is not installed: "
-            "pip install 'dpray[postgres]'",
-        ),
-        (
-            ["evaluate", "--real", "none.jsonl", "--synthetic", "none.jsonl", "--out", "OUT"],
-            "dpray evaluate needs PyTorch, which is not installed: pip install 'dpray[eval]'",
-        ),
-        (
-            ["run", "jobs/dp_kps_cpu.yaml", "output.path=OUT", "privacy.ledger=sqlite:///OUT.db",
-             "data.language=German"],
-            "method.stop_words needs stopwordsiso, which is not installed: "
-            "pip install 'dpray[languages]'; nothing was charged",
-        ),
-    ],
-    ids=["train", "torch", "serve", "postgres", "eval", "languages"],
-)  # fmt: skip
-def test_a_missing_extra_is_one_sentence_before_anything_is_charged(
-    tmp_path: Path, arguments: list[str], sentence: str
-) -> None:
-    refused = dpray(*(word.replace("OUT", str(tmp_path / "out")) for word in arguments))
-    assert refused.returncode == 2
-    assert refused.stderr.splitlines() == [f"dpray: {sentence}"]
-    assert not (tmp_path / "out.db").exists()
+    assert "clinic-notes" in "".join(printed)
 
 
 @pytest.fixture(params=[True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 from tests.conftest import LONGEST, ROOT, TOGETHER, name_of, scope_of
@@ -15,7 +16,7 @@ ON_A_CLUSTER = r'[(\s](cluster: (Cluster|Any)|driver: |accountant: )|usefixtures
 def test_the_files_that_are_named_are_there_and_each_in_one_process() -> None:
     there = Counter(map(name_of, FILES))
     assert all(there[name] == 1 for name in LONGEST)
-    assert sum(map(len, TOGETHER.values())) == len({*TOGETHER["cluster"], *TOGETHER["vllm"]})
+    assert sum(map(len, TOGETHER.values())) == len({*chain(*TOGETHER.values())})
 
 
 def test_the_files_that_share_a_cluster_share_a_process() -> None:

@@ -208,12 +208,18 @@ class World:
         )
 
 
+OF_A_MODEL = ("not a number", "ends not a number", "overflow")
+"""Only a language model computes anything of these signs."""
+
 CASES = [
-    *((name, "transformers") for name in METHODS),
-    ("poisson", "transformers"),
-    ("private_prediction", "vllm"),
-    ("poisson", "vllm"),
-]
+    *(("private_prediction", "transformers", kind) for kind in HOSTILE),
+    *(("dp_sgd", "transformers", kind) for kind in HOSTILE),
+    *((name, "transformers", kind) for name in ("aug_pe", "dp_kps")
+      for kind in HOSTILE if kind not in OF_A_MODEL),
+    # Every batch, in both engines, gets its prompts from a text by one rule.
+    *(("poisson", "transformers", kind) for kind in ("not a number", "long", "one sign")),
+    *((name, "vllm", kind) for name in ("private_prediction", "poisson") for kind in OF_A_MODEL),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -239,8 +245,7 @@ def method_of(name: str) -> dict[str, Any]:
     return {"name": name} | METHODS[name]
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-@pytest.mark.parametrize(("name", "engine"), CASES)
+@pytest.mark.parametrize(("name", "engine", "kind"), CASES)
 def test_a_run_shows_nothing_of_a_hostile_record(
     base: Callable[[str, str], dict[str, Any]],
     request: pytest.FixtureRequest,

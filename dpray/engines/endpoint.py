@@ -99,7 +99,9 @@ def endpoint_errors(model: str, section: str) -> Iterator[None]:
     try:
         yield
     except openai.APIStatusError as error:
-        kind = EndpointBusy if _may_pass(error.status_code) else EngineError
+        # Too many requests, or an error of the server: the configuration is not to blame.
+        may_pass = error.status_code == 429 or error.status_code >= 500
+        kind = EndpointBusy if may_pass else EngineError
         raise kind(f"{model}: {_why(error, section)}") from None
     except AnswerRefused:
         why = f"has more than {LARGEST_ANSWER:,} bytes, or is packed in a way that is not read"
@@ -112,12 +114,6 @@ def endpoint_errors(model: str, section: str) -> Iterator[None]:
         raise (EndpointBusy if lost else EngineError)(f"{model}: {what}") from None
     except (ValueError, RecursionError):  # also of 5,000 digits, and of 100,000 brackets
         raise EngineError(f"{model}: the endpoint's answer has no valid JSON") from None
-
-
-def _may_pass(status: int) -> bool:
-    """Return whether the same call may succeed later: too many requests, or an error of the server.
-    The configuration is not to blame for these."""
-    return status == 429 or status >= 500
 
 
 def _why(error: openai.APIStatusError, section: str) -> str:

@@ -129,7 +129,8 @@ class Callers:
             # change if Serve runs already: check the caller's address too.
             # And the name that it calls: the one of a page that a browser here has open may lead to
             # this machine by now, and what the page sends then is no request to another site.
-            if not (_is_loopback(request) and _is_local_name(request)):
+            here = request.client is not None and _is_loopback_address(request.client.host)
+            if not (here and _is_local_name(request)):
                 raise ApiError(403, "only callers on this machine are served", "not_local")
             return self._callers[_ANYBODY]
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -157,10 +158,6 @@ def _too_many(message: str) -> ApiError:
     return ApiError(
         429, message, "rate_limit_exceeded", headers={"Retry-After": f"{RETRY_SECONDS:.0f}"}
     )
-
-
-def _is_loopback(request: Request) -> bool:
-    return request.client is not None and _is_loopback_address(request.client.host)
 
 
 def _is_local_name(request: Request) -> bool:

@@ -80,7 +80,7 @@ def _engine(config: Config) -> int:
     if config.runtime.gpus_per_actor:
         return LIBRARIES + model.largest_file + rows
     weights = model.weights * BYTES.get(engine.dtype, 4) // model.width
-    logits = LOGITS * 4 * model.vocabulary * min(engine.max_num_seqs, PASS_ROWS)
+    logits = LOGITS * 4 * model.number("vocab_size") * min(engine.max_num_seqs, PASS_ROWS)
     return LIBRARIES + weights + logits + _cache(engine, model) + rows
 
 
@@ -88,7 +88,7 @@ def _cache(engine: EngineConfig, model: _Model) -> int:
     """Return the bytes of the KV cache on a CPU. vLLM takes all of it when it starts."""
     if engine.kind == "vllm" or engine.kv_cache_gib is not None:
         return DEFAULT_BYTES if engine.kv_cache_gib is None else int(engine.kv_cache_gib * GIB)
-    context = engine.max_model_len or model.context
+    context = engine.max_model_len or model.number("max_position_embeddings")
     return min(DEFAULT_BYTES, PASS_ROWS * context * model.token_bytes(engine.dtype))
 
 
@@ -99,7 +99,7 @@ def _voter(config: Config) -> int:
     with suppress(InputError):  # such as adapters of an embedder, which no engine would take
         model = _Model.found(embedder_at_hand(config.embedder.model), config.embedder.model)
     records = -(-config.data.public_size // config.runtime.actors)
-    return LIBRARIES + 2 * model.weights + 2 * 4 * model.hidden * records
+    return LIBRARIES + 2 * model.weights + 2 * 4 * model.number("hidden_size") * records
 
 
 def _counter(config: Config) -> int:
@@ -111,7 +111,7 @@ def _rank(config: Config) -> int:
     if config.runtime.gpus_per_actor:
         return LIBRARIES + model.largest_file
     copies, tokens = max(method.training_size for method in config.method.each)
-    numbers = copies * model.weights // model.width + PASSES * tokens * model.vocabulary
+    numbers = copies * model.weights // model.width + PASSES * tokens * model.number("vocab_size")
     return LIBRARIES + 4 * numbers  # all in float32
 
 
@@ -165,24 +165,13 @@ class _Model:
         kept_in = self.config.get("dtype") or self.config.get("torch_dtype")
         return BYTES.get(str(kept_in), 4)
 
-    @property
-    def vocabulary(self) -> int:
-        return self._number("vocab_size")
-
-    @property
-    def context(self) -> int:
-        return self._number("max_position_embeddings")
-
-    @property
-    def hidden(self) -> int:
-        return self._number("hidden_size")
-
     def token_bytes(self, dtype: str) -> int:
         numbers = {name: x for name, x in self.config.items() if isinstance(x, int) and x > 0}
         with suppress(AttributeError):
             return bytes_per_token(SimpleNamespace(**numbers), dtype)
         return 0
 
-    def _number(self, name: str) -> int:
+    def number(self, name: str) -> int:
+        """Return a number of the configuration, 0 without one."""
         found = self.config.get(name)
         return found if isinstance(found, int) and found > 0 else 0

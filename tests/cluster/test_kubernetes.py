@@ -69,9 +69,13 @@ def definitions(version):
 DEFINITIONS = {version: definitions(version) for version in OPERATORS}
 
 
-def validate_manifest(manifest, version=OPERATORS[0]):
+def validator(manifest, version=OPERATORS[0]):
     schema = {"$ref": f"#/$defs/{manifest['kind']}", "$defs": DEFINITIONS[version]}
-    jsonschema.Draft202012Validator(schema).validate(manifest)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def validate_manifest(manifest, version=OPERATORS[0]):
+    validator(manifest, version).validate(manifest)
 
 
 @pytest.mark.parametrize("version", OPERATORS)
@@ -103,14 +107,14 @@ def test_a_misspelt_key_is_refused_wherever_it_stands(manifest):
             if key not in FREE_NAMES:
                 yield from objects(inner, (*at, key))
 
-    for place in objects(manifest):
-        wrong = copy.deepcopy(manifest)
+    wrong, closed = copy.deepcopy(manifest), validator(manifest)
+    for place in list(objects(manifest)):
         inner = wrong
         for key in place:
             inner = inner[key]
         inner["misspelt"] = {}
-        with pytest.raises(jsonschema.ValidationError):
-            validate_manifest(wrong)
+        assert not closed.is_valid(wrong)  # at the first error: `validate` looks for the best one
+        del inner["misspelt"]
 
 
 FREE_NAMES = ("labels", "annotations", "matchLabels", "selector", "nodeSelector", "rayStartParams")

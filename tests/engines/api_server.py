@@ -22,19 +22,6 @@ def chat(**choice: Any) -> str:
     return json.dumps(answer | {"choices": [{"index": 0, "finish_reason": "stop"} | choice]})
 
 
-MALFORMED = {
-    "no JSON": "<html>busy</html>",
-    "half a JSON": '{"choices": [{"mess',
-    "not UTF-8": "\udcff",
-    "no choices": '{"id": "1"}',
-    "empty choices": '{"choices": []}',
-    "null": "null",
-    "a list": "[]",
-    "no message": '{"choices": [{"index": 0}]}',
-    "a number for a text": chat(message={"role": "assistant", "content": 7}),
-}
-
-
 class Server(ThreadingHTTPServer):
     """Answers with the prompt's words in reverse; first with `faults`: a status, 0 to hang up
     without an answer, `SLOW` to answer late (3 s), or the body of the answer. A request with a

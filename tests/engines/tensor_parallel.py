@@ -1,16 +1,20 @@
-"""`python tensor_parallel.py MODEL TENSOR PIPELINE`: decodes groups with the model split over two
-workers, within its layers or between them, and again after one of them was killed.
+"""`python tensor_parallel.py MODEL TENSOR,PIPELINE...`: decodes groups with the model split over
+two workers, within its layers or between them, and again after one of them was killed.
 
-Prints the tokens and the name of the error that followed, as JSON. A program of its own, because
-vLLM starts its workers by running the main module again.
+Prints a line of JSON for each split: the tokens, and the name of the error that followed. A program
+of its own, whose processes are forks of one that has imported vLLM.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 SIZES = [8, 0, 3]
 
+Split = tuple[int, int]
+"""The ranks of each stage, and the stages."""
+
 
 def give_stages_their_buffer() -> None:
     """vLLM's CPU build makes no buffer for what a stage gets from the one before it; on a GPU a
-    trial run does. The workers run this too."""
+    trial run does."""
     from dpray.engines.vllm.lockstep import LockstepWorker
 
     start = LockstepWorker.lockstep_start
@@ -37,51 +44,70 @@ def give_stages_their_buffer() -> None:
     LockstepWorker.lockstep_start = started  # type: ignore[method-assign]
 
 
-def main() -> None:
+def decode_split(model: str, tensor: int, pipeline: int) -> None:
     from dpray.config.sections import EngineConfig
     from dpray.engines.base import EngineError
     from dpray.engines.vllm.engine import VllmEngine
     from tests.engines.test_conformance import decode, make_group
 
-    model, tensor, pipeline = sys.argv[1:]
+    if pipeline > 1:
+        give_stages_their_buffer()
     engine = VllmEngine(
         EngineConfig(
             model=model,
             max_num_seqs=16,
             kv_cache_gib=0.25,
-            tensor_parallel_size=int(tensor),
-            pipeline_parallel_size=int(pipeline),
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=pipeline,
         )
     )
     groups = [make_group(engine, str(i), size, seed=i) for i, size in enumerate(SIZES)]
     tokens = {name: result.token_ids for name, result in decode(engine, *groups).items()}
-    engine.llm.llm_engine.model_executor.workers[1].proc.kill()
+    executor = engine.llm.llm_engine.model_executor
+    executor.workers[1].proc.kill()
+    until = time.monotonic() + 60
+    while not executor.is_failed and time.monotonic() < until:  # vLLM's monitor is a thread
+        time.sleep(0.01)
     try:
         decode(engine, *groups)
     except EngineError as error:
         print(json.dumps([tokens, type(error).__name__]), flush=True)
-    os._exit(0)
+
+
+def main(model: str, *splits: str) -> None:
+    from dpray.engines.vllm.model import _import_vllm
+
+    vllm = _import_vllm()
+    for part in ("entrypoints.llm", "v1.worker.gpu_model_runner", "v1.executor.multiproc_executor"):
+        module = import_module(f"vllm.{part}")
+    if vllm.platforms.current_platform.is_cpu():
+        module.get_mp_context = partial(multiprocessing.get_context, "fork")  # type: ignore[attr-defined]
+    for split in splits:
+        child = os.fork()
+        if child == 0:
+            try:
+                decode_split(model, *map(int, split.split(",")))
+            finally:
+                os._exit(0)  # a worker is dead: nothing ends in order
+        os.waitpid(child, 0)
 
 
 def tokens_of_two_ranks(
-    model: str, tensor: int = 2, pipeline: int = 1, **environment: str
-) -> tuple[dict[str, list[int]], str]:
-    """Run this program; return each group's tokens, and the error after a worker's death."""
+    model: str, *splits: Split, **environment: str
+) -> list[tuple[dict[str, list[int]], str]]:
+    """Run this program; return for each split the groups' tokens, and the error after a worker's
+    death."""
     done = subprocess.run(
-        [sys.executable, __file__, model, str(tensor), str(pipeline)],
+        [sys.executable, __file__, model, *(f"{tensor},{stages}" for tensor, stages in splits)],
         env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("["))
-    tokens, error = json.loads(line)
-    return tokens, error
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[{")]
+    assert len(found) == len(splits), done.stderr[-2000:]
+    return [(tokens, error) for tokens, error in found]
 
-
-if __name__ in ("__main__", "__mp_main__") and sys.argv[3] != "1":
-    give_stages_their_buffer()
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -134,7 +134,7 @@ def test_aug_pe_sends_its_populations_and_no_record(
     settings: Settings,
     server: Server,
     served: dict[str, object],
-    engine: Any,
+    transformers_engine: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = aug_pe(settings, served | {"api_key": "sk-hunter3"})
@@ -145,7 +145,9 @@ def test_aug_pe_sends_its_populations_and_no_record(
         return seen[-1]
 
     monkeypatch.setattr(release, "checkpoints", kept)
-    report = methods.run(config, lambda progress: None, build=lambda section: Kept(engine))
+    report = methods.run(
+        config, lambda progress: None, build=lambda section: Kept(transformers_engine)
+    )
     voted = [text for vote in seen[-1] for some in vote.population.values() for text in some]
     assert len(voted) >= 2 * 7
     sent = [text for text in texts_sent(server) if text not in PUBLIC_TEXTS]
@@ -161,12 +163,16 @@ def test_aug_pe_sends_its_populations_and_no_record(
 
 
 def test_an_endpoint_with_another_model_costs_nothing(
-    settings: Settings, server: Server, served: dict[str, object], engine: Any, tmp_path: Path
+    settings: Settings,
+    server: Server,
+    served: dict[str, object],
+    transformers_engine: Any,
+    tmp_path: Path,
 ) -> None:
     server.embed = lambda texts: np.roll(BagOfWords("m").embed(texts), 1, axis=1)
     config = aug_pe(settings, served)
     with pytest.raises(InputError, match=r"^embedder: .* another vector .*; nothing was charged$"):
-        methods.run(config, lambda progress: None, build=lambda section: Kept(engine))
+        methods.run(config, lambda progress: None, build=lambda section: Kept(transformers_engine))
     assert not [*tmp_path.glob("ledger.db*")], "a charge was written"
 
 

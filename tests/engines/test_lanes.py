@@ -20,7 +20,6 @@ from dpray.engines.base import Engine, LockstepGroup, LockstepResult, SelectorSp
 from dpray.engines.finite_rows import highest
 from dpray.engines.fixed_pass import Compute, FixedPass, as_graph
 from dpray.engines.lanes import lanes_for
-from dpray.engines.row_variation import row_variation
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.mechanism import PrivateToken
@@ -115,9 +114,9 @@ def test_the_texts_that_follow(lanes_engine: Any, transformers_engine: Any) -> N
                 public = make_group(engine, "", 1, words=(60, 60)).private_prompts[0]
                 rows = replace(rows, public_prompt=public)
             key = drawn(engine, f"{name} {number}", 0).selector
-            return replace(rows, group_id=name, selector=key) if number < 5 else None
+            return replace(rows, group_id=name, selector=key) if number < 4 else None
 
-        first = {str(n): drawn(engine, str(n), n) for n in (2, 7, 1, 0, 11)}
+        first = {str(n): drawn(engine, str(n), n) for n in (7, 1, 11)}
         list(engine.decode_lockstep(first.values(), following))
         return found
 
@@ -159,10 +158,6 @@ def test_neither_private_rows_nor_lanes_change_a_bit_of_public_logits(lanes_engi
     for place in range(5):
         beside = [*others[:place], group("a", 4), *others[place:]]
         assert public_bits(lanes_engine, "a", *beside) == alone
-
-
-def test_rows_move_by_rounding_with_the_rows_of_all_lanes(lanes_engine: Any) -> None:
-    assert row_variation(lanes_engine, ROWS - 1) < 1e-4
 
 
 @torch.inference_mode()

@@ -20,7 +20,10 @@ from tests.engines.schemas import FILM
 from tests.engines.test_conformance import MAX_TOKENS, decode, make_group
 
 GIB = 0.001
-"""1,024 tokens of the tests' model, a quarter of what the largest groups below want."""
+"""1,024 tokens of the tests' model, half of what the largest groups below want."""
+
+LARGE = 25
+"""The rows of these."""
 
 TOKEN = PrivateToken(
     20, 10_000, "dclip", 3.0, 1.0, 1.0, candidates="top_k_plus", k=40, threshold=0.9, noise=0.05
@@ -70,7 +73,7 @@ def test_the_tokens_are_those_of_the_whole_group(
     small: Engine, transformers_engine: Engine, group: Callable[..., LockstepGroup], clip: Any
 ) -> None:
     """From the same coins, with the sparse vector on: every position has each row once."""
-    groups = [group(f"{clip} {rows}", rows, replace(TOKEN, clip=clip)) for rows in (3, 60, 7)]
+    groups = [group(f"{clip} {rows}", rows, replace(TOKEN, clip=clip)) for rows in (3, LARGE, 7)]
     whole, in_parts = decode(transformers_engine, *groups), decode(small, *groups)
     for each in groups:
         one, other = whole[each.group_id], in_parts[each.group_id]
@@ -90,11 +93,11 @@ def test_a_schema_gives_the_same_text_in_parts(
     model_folder: str,
 ) -> None:
     schema = Schema("json", json.dumps(FILM))
-    form = Form(schema, model_folder).mask_arguments(80)
+    form = Form(schema, model_folder).mask_arguments(60)
     mechanism = replace(TOKEN, private_tokens=9)
     groups = [
-        replace(group(f"film {rows}", rows, mechanism, form=form), max_tokens=80)
-        for rows in (0, 7, 60)
+        replace(group(f"film {rows}", rows, mechanism, form=form), max_tokens=60)
+        for rows in (0, LARGE)
     ]
     whole, in_parts = decode(transformers_engine, *groups), decode(small, *groups)
     for each in groups:
@@ -109,7 +112,7 @@ def test_a_schema_gives_the_same_text_in_parts(
 def test_the_next_texts_of_a_large_group(
     small: Engine, transformers_engine: Engine, group: Callable[..., LockstepGroup]
 ) -> None:
-    following = {name: group(name, 60, t=5) for name in "ab"}
+    following = {name: group(name, LARGE, t=5) for name in "ab"}
 
     def texts(engine: Engine) -> list[tuple[str, tuple[int, ...]]]:
         found = []
@@ -122,7 +125,7 @@ def test_the_next_texts_of_a_large_group(
         list(engine.decode_lockstep(iter(first), next_one))
         return sorted(found)
 
-    first = [group("a", 60), group("small", 2), group("b", 60)]
+    first = [group("a", LARGE), group("small", 2), group("b", LARGE)]
     following["small"] = group("small", 2, t=5)
     assert texts(small) == texts(transformers_engine)
 
@@ -130,10 +133,10 @@ def test_the_next_texts_of_a_large_group(
 def test_a_stop_string_the_end_and_an_exhausted_selector_end_a_large_group(
     small: Engine, transformers_engine: Engine, group: Callable[..., LockstepGroup]
 ) -> None:
-    plain = group("plain", 60)
+    plain = group("plain", LARGE)
     text = decode(transformers_engine, plain)["plain"].text
     stopping = replace(plain, stop=(text[4:7],))
-    spent = group("spent", 60, replace(TOKEN, private_tokens=3, threshold=None, noise=None))
+    spent = group("spent", LARGE, replace(TOKEN, private_tokens=3, threshold=None, noise=None))
     for each, reason in ((stopping, "stop"), (spent, "exhausted")):
         one = decode(transformers_engine, each)[each.group_id]
         other = decode(small, each)[each.group_id]
@@ -145,9 +148,9 @@ def test_what_fails_while_rows_are_added_is_never_drawn_again(
     small: Engine, group: Callable[..., LockstepGroup]
 ) -> None:
     with pytest.raises(SelectorFailed) as raised:
-        decode(small, group("a", 60, fail_at=3))
+        decode(small, group("a", LARGE, fail_at=3))
     assert "42" not in str(raised.value)
-    decode(small, group("b", 60))
+    decode(small, group("b", LARGE))
 
 
 @pytest.mark.slow
@@ -185,9 +188,9 @@ def test_a_row_that_vllm_loses_ends_the_group(
 
     monkeypatch.setattr(small_vllm, "step", lossy)
     with pytest.raises(EngineError, match="lost a row of a group"):
-        decode(small_vllm, group("a", 60))
+        decode(small_vllm, group("a", LARGE))
     monkeypatch.undo()
-    decode(small_vllm, group("b", 60))
+    decode(small_vllm, group("b", LARGE))
     worker = small_vllm.llm.llm_engine.model_executor.driver_worker.worker
     assert worker._lockstep_processor().parted == {}
 
@@ -206,4 +209,4 @@ def test_a_row_that_comes_twice_counts_once_and_without_one_nothing_is_drawn(
 
     monkeypatch.setattr(small_vllm, "add", confused)
     with pytest.raises(EngineError, match="not whole at token 0: nothing was drawn"):
-        decode(small_vllm, group("a", 60))
+        decode(small_vllm, group("a", LARGE))

@@ -119,7 +119,8 @@ def test_an_endpoint_is_tried_until_it_writes_something() -> None:
         try_request(Endpoint(*[" "] * TRIES), ASKED)
 
 
-def test_a_local_model_needs_room_for_the_prompt_and_its_text(engine: Any) -> None:
+def test_a_local_model_needs_room_for_the_prompt_and_its_text(transformers_engine: Any) -> None:
+    engine = transformers_engine
     tokens = len(engine.encode(Prompt("p")))
     try_request(engine, Request("x", Prompt("p"), Sampling(256 - tokens)))
     with pytest.raises(InputError, match=r"^method\.max_tokens: .* more than the context"):

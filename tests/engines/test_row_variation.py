@@ -15,7 +15,6 @@ from transformers import Phi3Config, Phi3ForCausalLM
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
-    Engine,
     EngineError,
     Following,
     GroupLogits,
@@ -323,5 +322,7 @@ def test_a_bound_on_one_row_is_none_on_many(s: int, c: float, moved: float) -> N
     refuse_dependence(1e-5, few, "float32")
 
 
-def test_a_real_engine_rounds_a_little(engine: Engine) -> None:
-    assert 0.0 <= row_variation(engine, 20) < 1e-3
+@pytest.mark.parametrize("kind", ["transformers", "lanes"])
+def test_a_real_engine_rounds_a_little(request: pytest.FixtureRequest, kind: str) -> None:
+    """`test_vllm` has vLLM's."""
+    assert 0.0 <= row_variation(request.getfixturevalue(f"{kind}_engine"), 20) < 1e-3

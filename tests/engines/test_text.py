@@ -37,7 +37,7 @@ def tokens(codec: TextCodec, text: str) -> int:
     return len(codec.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(text=texts, most=st.integers(1, 20))
 def test_the_first_ids_are_those_of_the_whole_text(codec: TextCodec, text: str, most: int) -> None:
     assert codec.first_ids(text, most) == codec.ids(text)[:most]
@@ -55,19 +55,6 @@ def test_a_prompts_length_is_in_no_error(codec: TextCodec) -> None:
     with pytest.raises(EngineError, match="do not fit the context") as refused:
         codec.check_length(98_765, 4)
     assert "98765" not in str(refused.value)
-
-
-def test_without_a_chat_template(codec: TextCodec) -> None:
-    ids = codec.encode(Prompt("the patient", "came with"))
-    assert ids[0] == 1
-    assert codec.tokenizer.decode(ids[1:]) == "the patient\n\ncame with"
-
-
-def test_with_a_chat_template(model_folder: str) -> None:
-    chat = TextCodec(model_folder, None)
-    chat.tokenizer.chat_template = CHAT
-    ids = chat.encode(Prompt("the patient", "came"))
-    assert chat.tokenizer.decode(ids) == "[user] the patient\n[answer] came"
 
 
 PARTS = (
@@ -156,6 +143,7 @@ def test_a_template_that_leaves_the_text_out_or_cannot_be_used_is_refused(
     assert chat.encode(PlainPrompt("the patient"))  # DP-SGD's need no template
 
 
+@settings(max_examples=40)
 @given(text=texts)
 def test_no_text_can_make_a_template_raise_or_choose_its_branches(
     model_folder: str, text: str
@@ -174,7 +162,7 @@ def test_neither_prompt_nor_completion_shows_its_text() -> None:
     assert "secret" not in repr(Prompt("secret", "secret", "secret"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80)
 @given(text=texts, limit=st.integers(0, 20))
 def test_truncate_gives_the_longest_prefix_that_fits(
     codec: TextCodec, text: str, limit: int
@@ -197,13 +185,7 @@ def test_a_text_of_a_million_characters_is_truncated_at_once(codec: TextCodec, u
     assert cut == codec.truncate(text[:20_000], 100)
 
 
-def test_a_lone_surrogate_is_no_error(codec: TextCodec) -> None:
-    text = "the \ud800 patient " * 20
-    assert codec.encode(Prompt(text))
-    assert text.startswith(codec.truncate(text, 10))
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15)
 @given(text=texts)
 def test_a_text_that_a_tokenizer_panics_at_is_refused_by_itself(
     model_folder: str, text: str
@@ -297,7 +279,7 @@ def odd_codec(folder: str, model: str, template: str) -> TextCodec:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("template", TEMPLATES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20)
 @given(text=any_text, limit=st.integers(0, 20))
 def test_any_text_becomes_a_prompt_that_the_model_reads(
     model_folder: str, template: str, model: str, text: str, limit: int
@@ -319,7 +301,7 @@ def test_any_text_becomes_a_prompt_that_the_model_reads(
 
 
 @pytest.mark.parametrize("template", ["no template", "ChatML"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40)
 @given(text=texts)
 def test_a_text_that_names_no_token_is_encoded_as_it_always_was(
     model_folder: str, template: str, text: str

@@ -2,7 +2,8 @@
 
 The engine is `Words`, which starts in no time, where a real one costs an actor eight seconds of a
 core, and the driver that reads its tokenizer as many; real ones are in `test_ray_run`,
-`test_engine_pool`, and `test_kills` (vLLM).
+`test_engine_pool`, and `test_kills` (vLLM). So it is with the embedder, `BagOfWords`; a real one is
+in `test_aug_pe_ray`.
 
 `python driver.py FAULT MARKER CONFIG` runs a configuration like `dpray run CONFIG --json`.
 The file MARKER is seen by all processes of the cluster. FAULT is
@@ -29,9 +30,12 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from zlib import crc32
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dpray.engines.base import (
     Completion,
@@ -51,6 +55,8 @@ from dpray.engines.base import (
 from dpray.methods import registry as methods
 from dpray.methods.config import load_config
 from dpray.types import DprayError
+from dpray.workers import shards
+from tests.engines.bag_of_words import BagOfWords
 
 VOCABULARY = 64
 
@@ -230,9 +236,19 @@ def build(fault: str, marker: str, *_: Any, **__: Any) -> Any:
     return faulty[fault](engine, marker) if fault in faulty else engine
 
 
+class ShardActor(shards.ShardActor):
+    def __init__(self, *arguments: Any) -> None:
+        shards.SentenceTransformerEmbedder = BagOfWords  # type: ignore[misc,assignment]
+        super().__init__(*arguments)
+
+
 def main(fault: str, marker: str, path: str, *overrides: str) -> int:
+    voting = {"ShardActor": ShardActor, "SentenceTransformerEmbedder": BagOfWords}
     try:
-        report = methods.run(load_config(path, [*overrides]), build=partial(build, fault, marker))
+        with mock.patch.multiple(shards, **voting):
+            report = methods.run(
+                load_config(path, [*overrides]), build=partial(build, fault, marker)
+            )
     except DprayError as error:
         print(f"dpray: {error}", file=sys.stderr)
         return error.exit_code

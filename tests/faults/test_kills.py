@@ -6,27 +6,17 @@ that are not killed are this process."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import ray
 
-from dpray.ledger.ledger import Ledger
-from dpray.methods import registry as methods
-from dpray.methods.config import parse_config
-from dpray.methods.registry import make_plan
-from dpray.types import Budget, BudgetRefused
 from dpray.workers.failures import Kind
 from dpray.workers.placement import Placement
-from tests.faults.driver import build
-from tests.integration.processes import Cluster, Ended, Runs, fill, small_disk_at, wait_for
+from tests.integration.processes import Cluster, Runs, fill, small_disk_at, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -39,40 +29,6 @@ def kill_workers(cluster: Cluster, name: str) -> None:
     for worker in workers:
         with suppress(psutil.NoSuchProcess):
             worker.kill()
-
-
-def test_two_runs_race_for_the_last_of_a_budget(runs: MakeRuns, tmp_path: Path, records_file: Path):
-    """The loser may have hashed its file before the winner's charge was there; a run that finds the
-    budget spent never opens it (`test_charging`). Processes race in `test_ledger_processes`."""
-    racers = []
-    for name in ("one", "two"):
-        data = tmp_path / f"{name}.jsonl"
-        shutil.copy(records_file, data)
-        output = str(tmp_path / name)
-        run = runs(data__path=str(data), output__path=output, runtime__ray_address="none")
-        racers.append(run.with_fault("none"))
-
-    def race(run: Runs) -> dict[str, Any] | BudgetRefused:
-        try:
-            return methods.run(parse_config(run.tree), build=partial(build, "none", ""))
-        except BudgetRefused as refused:
-            return refused
-
-    cost = make_plan(parse_config(racers[0].tree)).cost
-    ledger = Ledger.create_or_open(racers[0].url)
-    ledger.create_dataset(
-        "notes", Budget(1.5 * cost.epsilon, 2 * cost.delta), "record", "add_or_remove_one"
-    )
-    with ThreadPoolExecutor(2) as pool:
-        ended = list(pool.map(race, racers))
-    assert sum(isinstance(each, BudgetRefused) for each in ended) == 1
-    for run, each in zip(racers, ended, strict=True):
-        run.assert_nothing_private(Ended(0, "", str(each)))
-        if isinstance(each, BudgetRefused):
-            assert "asked" in str(each) and "left" in str(each) and "\n" not in str(each)
-            assert each.exit_code == 3 and not (run.output / "synthetic.jsonl").exists()
-        else:
-            run.assert_whole(each)
 
 
 def test_driver_killed_then_an_engine_and_the_accountant_killed(
@@ -175,17 +131,6 @@ def test_an_engine_that_a_full_machine_ended(
     assert run.marker.exists() and 1 <= repeated <= 6, "what is left of two tasks"
     assert report["repeats"]["lost_starts"] == {Kind.MEMORY.loss: repeated}
     run.assert_whole(report)
-
-
-@pytest.mark.usefixtures("driver")
-def test_model_folder_that_no_node_has(
-    runs: MakeRuns, cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
-    """The model is named like a folder of the cluster's machines, and is on none."""
-    run = runs(engine__model=str(tmp_path / "nowhere"))
-    ended = run.here(capfd, "auto")
-    assert ended.code == 2 and "engine.model: no such folder" in ended.err
-    assert not (tmp_path / "ledger.db").exists()
 
 
 @pytest.mark.usefixtures("driver")

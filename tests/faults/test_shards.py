@@ -20,21 +20,16 @@ import ray
 from ray.exceptions import ObjectLostError, OutOfMemoryError
 
 from dpray.config.config import Config
-from dpray.config.sections import EmbedderConfig
 from dpray.engines.embedding_endpoint import PUBLIC_TEXTS
 from dpray.ledger.ledger import Ledger
 from dpray.mechanisms import discrete_noise
-from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods import registry
 from dpray.methods.config import parse_config
-from dpray.methods.topics.algorithm import PublicTopics
-from dpray.methods.topics.release import histogram
-from dpray.methods.topics.settings import TopicsSettings
 from dpray.runs import runner
 from dpray.types import Resumable
 from dpray.workers import shards
 from dpray.workers.cluster import actors_alive
-from dpray.workers.shards import ShardActor, Shards, Voters, _answers, _Shard, embedded
+from dpray.workers.shards import ShardActor, Shards, _answers, _Shard
 from tests.chaos.rehearsed import METHODS
 from tests.engines.api_server import running_server
 from tests.engines.bag_of_words import BagOfWords
@@ -191,29 +186,6 @@ def test_shards_that_are_killed_change_nothing(
     assert len({attempt for _, attempt in begun}) == 1, "one attempt"
     assert account is not None and len(account.charges) == 1
     assert (account.spent.epsilon, account.spent.delta) == (report["epsilon"], report["delta"])
-
-
-def test_a_histogram_of_topics_is_the_same_after_kills(
-    config: Make, drawn: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults = ("load", "embed", "count", "count, low on memory")
-    texts = ["heart beat", "heart beat again", "skin rash", "skin rash rash"]
-    topics = TopicsSettings(name="topics", public="", topics=2, words=2)
-    plan: Any = SimpleNamespace(votes=VoteHistogram(3.0, 1), proportions={"a": 0.5, "b": 0.5})
-
-    def measured(run: Config) -> dict[str, Any]:
-        with closing(Shards(run, Voters)) as voters:
-            found = PublicTopics.of(
-                texts, list("aabb"), embedded(voters, texts, EmbedderConfig()), topics
-            )
-            return histogram(plan, voters, found)
-
-    expected = measured(config("aug_pe", "none"))
-    exact = drawn[:]
-    monkeypatch.setattr(shards, "ShardActor", dying(tmp_path, *faults))
-    assert measured(config("aug_pe", None, attempts=len(faults))) == expected
-    assert killed(tmp_path) == len(faults) and drawn == exact * 2
-    assert sum(sum(counts) for counts in exact) == 60
 
 
 def test_a_shard_that_is_killed_too_often_ends_the_command_and_the_next_one_goes_on(

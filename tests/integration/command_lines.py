@@ -19,5 +19,9 @@ def outcome(arguments: list[str]) -> tuple[int, str]:
     return code, errors.getvalue()
 
 
-if __name__ == "__main__":
+def main() -> None:
     print(json.dumps([outcome(arguments) for arguments in json.loads(sys.argv[1])]))
+
+
+if __name__ == "__main__":
+    main()

@@ -251,7 +251,7 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def wait_for(
-    ready: Callable[[], object], process: subprocess.Popen[Any] | None = None, pause: float = 0.1
+    ready: Callable[[], object], process: subprocess.Popen[Any] | None = None, pause: float = 0.2
 ) -> None:
     """Wait until `ready()`, asked every `pause` seconds. Raises AssertionError after TIMEOUT, or if
     `process` ends before; its output is in the message."""

@@ -106,17 +106,3 @@ def test_driver_killed_in_a_vote_then_an_actor_then_the_driver_between_iteration
     assert asked < len(endpoint.requests)
     sent = json.dumps([body for _, body in endpoint.requests])
     assert "Marlowe" not in sent
-
-
-def test_an_endpoint_that_fails_now_and_then_and_one_that_is_gone(
-    aug_pe: Runs, endpoint: Server, capfd: pytest.CaptureFixture[str]
-):
-    """The driver asks, on Ray and here."""
-    endpoint.answers_left = 60
-    aug_pe.tree["engine"]["attempts"] = 2
-    ended = aug_pe.here(capfd)
-    assert ended.code == 4, ended.err
-    assert "same command goes on" in ended.err
-    endpoint.answers_left = 10**9
-    endpoint.faults = [500]
-    assert_once(aug_pe, aug_pe.here(capfd).report)

@@ -5,7 +5,7 @@ Nothing computes on a GPU here; what Ray hands out and hides is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from dpray.ledger.ledger import Ledger
-from tests.integration.processes import Cluster, Runs, ray_cluster, short, wait_for
+from tests.integration.processes import Cluster, Runs, wait_for
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with short() as folder, ray_cluster(folder, cpus=4, gpus=2) as cluster:
-        yield cluster
+def cluster(gpu_cluster: Cluster) -> Cluster:
+    return gpu_cluster
 
 
 @pytest.fixture

@@ -40,20 +40,6 @@ from tests.methods.dp_sgd.training.states import weights_of
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.usefixtures("driver")
-def test_measured_labels_choose_the_batches_on_the_cluster(
-    runs: Callable[..., Runs], cluster: Cluster, capfd: pytest.CaptureFixture[str]
-):
-    run = runs(
-        method__batches="disjoint", method__max_records=12, data__label_proportions="measured",
-        privacy__epsilon=80.0, privacy__epsilon_labels=20.0, runtime__actors=2,
-    ).with_fault("none")  # fmt: skip
-    report = run.here(capfd, cluster.address).report
-    assert report["sampling"]["label_mix_source"].startswith("measured")
-    assert 2 <= report["batches"]["published"] <= 12 and report["records"] > 0
-    assert 20 < report["epsilon"] <= 80
-
-
 def test_a_run_without_an_address_starts_ray_here(
     runs: Callable[..., Runs], cluster: Cluster, short_folder: Path
 ):

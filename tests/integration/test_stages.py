@@ -1,4 +1,4 @@
-"""Engines of several stages on two machines that believe to have eight GPUs each.
+"""Engines of several stages on two machines that believe to have four GPUs each.
 
 No model runs. An engine's actor asks Ray for the actors of vLLM by vLLM's own functions for a group
 that it is placed in, as `vllm/v1/executor/ray_executor_v2.py` of vLLM 0.32 does.
@@ -30,10 +30,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("driver")]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    options: dict[str, object] = {"num-cpus": 8, "num-gpus": 8}
+    options: dict[str, object] = {"num-cpus": 4, "num-gpus": 4}
     with (
         short() as folder,
-        ray_cluster(folder, cpus=8, gpus=8) as cluster,
+        ray_cluster(folder, cpus=4, gpus=4) as cluster,
         ray_node(folder / "second.out", options | {"address": cluster.address}),
     ):
         yield cluster
@@ -63,7 +63,7 @@ class Stages:
         from vllm.platforms import current_platform
 
         def where() -> tuple[str, list[str], str]:
-            """It travels as a value: sixteen workers would import this file otherwise."""
+            """It travels as a value: eight workers would import this file otherwise."""
             level = os.environ["VLLM_LOGGING_LEVEL"]
             gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
             return ray.get_runtime_context().get_node_id(), gpus, level
@@ -109,18 +109,18 @@ def engines_of(config: Config, prompts: int) -> list[Any]:
 
 def test_one_engine_has_two_machines(config: Callable[..., Config]) -> None:
     """The second one that it may have has no room, and nothing waits for it."""
-    [(actor, ranks)] = engines_of(config(8, 2, actors=2), 4)
+    [(actor, ranks)] = engines_of(config(4, 2, actors=2), 4)
     nodes = [node for node, *_ in ranks]
     assert nodes[0] == actor[0], "the actor and the first stage share shared memory"
-    assert nodes == [nodes[0]] * 8 + [nodes[8]] * 8 and nodes[0] != nodes[8]
-    assert len({(node, *gpus) for node, gpus, _ in ranks}) == 16
+    assert nodes == [nodes[0]] * 4 + [nodes[4]] * 4 and nodes[0] != nodes[4]
+    assert len({(node, *gpus) for node, gpus, _ in ranks}) == 8
     assert all(len(gpus) == 1 for _, gpus, _ in ranks)
     assert len(actor[1]) == 1, "it sees the GPU that it shares with a rank of its own"
     assert {level for *_, level in [actor, *ranks]} == {"CRITICAL"}, "no log has a prompt"
 
 
 def test_two_engines_have_a_machine_each(config: Callable[..., Config]) -> None:
-    run = config(4, 2, actors=2)
+    run = config(2, 2, actors=2)
     with placed(run, lambda progress: None, is_new=True):
         assert len(run_placement().engines(2)) == 2
         assert len(run_placement().engines(3)) == 2, "the places of the last pool were given back"
@@ -128,11 +128,14 @@ def test_two_engines_have_a_machine_each(config: Callable[..., Config]) -> None:
 
 def test_a_stage_on_two_machines_is_not_taken(config: Callable[..., Config]) -> None:
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def somebody(gpus: int) -> Any:
-        return ray.remote(num_gpus=gpus, num_cpus=0)(Idle).remote()
+    def somebody(node: str) -> Any:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        return ray.remote(num_gpus=1, num_cpus=0, scheduling_strategy=there)(Idle).remote()
 
-    first, second = somebody(5), somebody(5)  # three and three are free
+    # Three and three GPUs are free.
+    first, second = (somebody(node["NodeID"]) for node in living_nodes())
     ray.get([each.is_there.remote() for each in (first, second)])
     small = config(3, 2, wait=3.0)
     with placed(small, lambda progress: None, is_new=True):
@@ -157,6 +160,6 @@ class Idle:
 def test_a_stage_that_no_machine_can_hold_is_refused(config: Callable[..., Config]) -> None:
     with (
         pytest.raises(InputError, match=r"gpus_per_actor: the run needs .* no room"),
-        placed(config(9, 2), lambda progress: None, is_new=True),
+        placed(config(5, 2), lambda progress: None, is_new=True),
     ):
         pass

@@ -137,15 +137,6 @@ def test_no_work_waits_for_a_machine_and_the_pool_for_no_actor_without_one() -> 
     assert actors.made[0].parts == actors.made[2].parts == []
 
 
-def test_a_step_says_when_nothing_has_come() -> None:
-    actors = Dummies()
-    actors.held = {0}
-    steps = ActorPool(actors, LOSSES, 1, WAIT).run(work("a"))
-    assert [next(steps) for _ in range(3)] == [[], [], []]
-    actors.held = set()
-    assert [name for results in steps for name, _ in results] == ["a"]
-
-
 def test_a_pool_without_an_actor_waits_no_longer_than_it_may() -> None:
     """Its only actor's machine was lost, and no other one comes."""
     actors = Dummies({"b": [LOST]})
@@ -229,13 +220,6 @@ def test_an_answer_sets_the_losses_of_a_slot_back() -> None:
     assert error is None and sorted(found) == list("abcxyz")
 
 
-def test_an_actor_that_memory_ends_is_a_lost_one_and_the_others_go_on() -> None:
-    actors = Dummies({"b": [MEMORY], "load": [MEMORY]})
-    found, error = done(actors, work("a b", "c d e", "f"), size=2)
-    assert error is None and sorted(found) == list("abcdef")
-    assert actors.taken == Counter(a=1, b=2, c=1, d=1, e=1, f=1)
-
-
 @pytest.mark.parametrize("error", [DprayError("ours"), KeyError(5), SelectorFailed("it")])
 def test_what_a_worker_raises_ends_the_run_at_once(error: Exception) -> None:
     actors = Dummies({"a": [error]})
@@ -260,6 +244,7 @@ def test_work_whose_arguments_are_lost_on_their_way_costs_no_actor() -> None:
     ("error", "has_run", "ends"),
     [
         (LOST, False, False),
+        (MEMORY, False, False),
         (LoadFailed("there is no GPU"), True, False),
         (LoadFailed("there is no GPU"), False, True),
         (SelectorFailed("it"), True, True),

@@ -72,7 +72,10 @@ def read_schema(value: dict[str, object]) -> Schema:
     """Read `method.schema`: a JSON Schema, or a mapping with `regex`, `choices` or `lark`. Raises
     InputError for one that cannot be read or compiled, or is too large."""
     try:
-        schema = _schema_of(value)
+        if is_grammar(value):
+            schema = _of_kind(*next(iter(value.items())))
+        else:
+            schema = Schema("json", json.dumps(value))
         if len(schema.text) > LONGEST_SCHEMA:
             raise ValueError(f"more than {LONGEST_SCHEMA:,} characters")
         _check_compiles(schema)
@@ -80,12 +83,6 @@ def read_schema(value: dict[str, object]) -> Schema:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"method.schema: {reason or type(error).__name__}") from None
     return schema
-
-
-def _schema_of(value: Json) -> Schema:
-    if is_grammar(value):
-        return _of_kind(*next(iter(value.items())))
-    return Schema("json", json.dumps(value))
 
 
 def _of_kind(kind: Any, source: Any) -> Schema:
