@@ -266,7 +266,8 @@ def run(server: Server, path: Path, **options: Any) -> tuple[Population, list[Ch
     prompts = load_variation_prompts("yelp", "fill_in_the_blanks", PLAN.records)
     cache = CallCache(path)
     ask = partial(ask_cached, api, cache)
-    return AugPeRun(PLAN, prompts, ask, embed, vote, "5a" * 16).algorithm_1(), checkpoints
+    AugPeRun(PLAN, prompts, ask, embed, vote, "5a" * 16).algorithm_1()
+    return PLAN.kept(checkpoints[-1], "5a" * 16), checkpoints
 
 
 def test_a_run_over_a_bad_endpoint(tmp_path: Path) -> None:

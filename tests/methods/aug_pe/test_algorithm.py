@@ -32,7 +32,7 @@ from dpray.methods.aug_pe.algorithm import (
     words,
 )
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.types import DprayError, Progress, Prompt
+from dpray.types import DprayError, Prompt
 from tests.statistical.two_sided import fits_probabilities
 
 SALT = "5a" * 16
@@ -127,12 +127,14 @@ def run(
     plan: AugPe,
     model: Model,
     voters: Voters,
-    checkpoint: Checkpoint | None = None,
+    done: Sequence[Checkpoint] = (),
     salt: str = SALT,
     **options: Any,
 ) -> Population:
     words: Any = Words()
-    return AugPeRun(plan, words, model, embed, voters, salt, **options).algorithm_1(checkpoint)
+    checkpoints = AugPeRun(plan, words, model, embed, voters, salt, **options).algorithm_1(done)
+    assert checkpoints == [*done, *voters.checkpoints]
+    return plan.kept(checkpoints[-1], salt)
 
 
 def test_votes_that_choose_nothing_are_refused() -> None:
@@ -191,9 +193,9 @@ def test_a_resumed_run_ends_like_an_undisturbed_one(
     plan = plan_with(selection=selection, lookahead=lookahead)
     whole, voters = Model(), Voters()
     result = run(plan, whole, voters)
-    kept = json.dumps(asdict(voters.checkpoints[stopped_after - 1]))
+    kept = json.dumps([asdict(done) for done in voters.checkpoints[:stopped_after]])
     rest, later = Model(), Voters()
-    again = run(plan, rest, later, checkpoint=Checkpoint(**json.loads(kept)))
+    again = run(plan, rest, later, [Checkpoint(**done) for done in json.loads(kept)])
     assert again == result
     assert rest.asked.items() <= whole.asked.items(), "the same ids, prompts and parameters"
     assert later.checkpoints == voters.checkpoints[stopped_after:], "no vote is taken again"
@@ -378,9 +380,10 @@ def test_a_plan_that_makes_nothing_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_progress_has_public_numbers_only() -> None:
-    seen: list[Progress] = []
-    run(plan_with(iterations=2, lookahead=1), Model(), Voters(), on_progress=seen.append)
-    assert [(p.completed + 1, p.activity.partition(": ")[2], p.detail) for p in seen] == [
+    seen: list[tuple[str, int, int, str]] = []
+    plan = plan_with(iterations=2, lookahead=1)
+    run(plan, Model(), Voters(), show=lambda *shown: seen.append(shown))
+    assert [(done + 1, doing.partition(": ")[2], detail) for doing, done, _, detail in seen] == [
         (1, "random texts", "15 texts"),
         (1, "lookahead", "15 texts"),
         (1, "embeddings", "15 texts"),
@@ -390,7 +393,7 @@ def test_progress_has_public_numbers_only() -> None:
         (2, "embeddings", "15 texts"),
         (2, "votes", "15 texts"),
     ]
-    assert {progress.total for progress in seen} == {2}
+    assert {total for _, _, total, _ in seen} == {2}
 
 
 def counts(*values: int) -> np.ndarray:
