@@ -6,7 +6,7 @@ exponential mechanism (Lemma 4), and of the sparse vector (Lemma 5). `step` draw
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -158,6 +158,11 @@ class PrivateToken:
         if self.threshold is None or self.noise is None:
             return None
         return SparseVector(self.threshold, self.noise, self.records_per_unit / self.batch_size)
+
+    @property
+    def ungated(self) -> PrivateToken:
+        """Return the mechanism without what makes tokens free, for an audit."""
+        return replace(self, threshold=None, noise=None, sure_probability=None)
 
     @property
     def dp_event(self) -> Event:
