@@ -49,10 +49,9 @@ from dpray.methods.config import parse_config
 from dpray.methods.dp_sgd.release import shards_here, shards_on_ray
 from dpray.methods.dp_sgd.training.token_files import MappedUnits, check_shards
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan as Plan
-from dpray.methods.private_prediction.release import batches_of
 from dpray.methods.registry import make_plan, run
 from dpray.workers.cluster import start_ray
-from dpray.workers.gathering import batch_texts
+from dpray.workers.gathering import BatchGathering, batch_texts
 from dpray.workers.rows import record_rows
 
 DEMO_MODEL = Path(dpray.__file__).parent / "demo" / "model"
@@ -174,7 +173,8 @@ def count(table: pa.Table) -> dict[str, list[int]]:
 def gather(plan: Plan, key: str) -> dict[str, int]:
     """Pass every batch through the decoder's own check that it is whole."""
     counting: Any = count
-    gathered = batches_of(plan, key).gathered(plan.config, list(plan.batches.batch_ids()), 64)
+    gathering = BatchGathering(plan.batches, key, plan.settings.expected_batch_size)
+    gathered = gathering.gathered(plan.config, list(plan.batches.batch_ids()), 64)
     counts = gathered.map_batches(counting, batch_size=None, batch_format="pyarrow")
     total = {"batches": 0, "rows": 0, "bytes": 0}
     for block in counts.iter_batches(batch_size=None, prefetch_batches=0):

@@ -25,6 +25,7 @@ from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
 from dpray.mechanisms.attributes import PairHistograms
+from dpray.mechanisms.discrete_noise import Counts
 from dpray.mechanisms.labels import LabelHistogram
 from dpray.mechanisms.votes import VoteHistogram, count_votes
 from dpray.types import InputError, OnProgress, Progress
@@ -42,7 +43,6 @@ MOST_THRESHOLDS = 400
 CAUTION = 0.01
 """An event is chosen by its bound at this fraction of alpha. The best of hundreds of bounds at
 alpha would often be that of a rare event that was seen by chance."""
-
 
 Bounds = npt.NDArray[np.float64]
 Draws = npt.NDArray[np.float64] | npt.NDArray[np.int64]
@@ -217,6 +217,12 @@ def laplace_scores(x_RN: Draws, shift: float | Draws, scale: float) -> Scores:
     return np.stack([values_RN.sum(axis=1) / scale for values_RN in (*ratios, x_RN)])
 
 
+def summed(released: Counts, trials: int) -> Scores:
+    """Return each trial's sum, which is a sufficient statistic of Gaussian noise."""
+    scores: Scores = released.reshape(trials, -1).sum(axis=1, dtype=np.float64)[None]
+    return scores
+
+
 def labels_target(histogram: LabelHistogram) -> Target:
     """Audit the label histogram; all records of the unit have the same label."""
     label, k = histogram.labels[0], histogram.records_per_unit
@@ -237,10 +243,7 @@ def attributes_target(histogram: PairHistograms) -> Target:
 
     def draw(with_unit: bool, trials: int) -> Scores:
         counts_M = histogram.count([record] * (OTHER_RECORDS + k * with_unit))[touched_M]
-        released = histogram(np.tile(counts_M, trials)).reshape(trials, m)
-        # This sum is a sufficient statistic of Gaussian noise.
-        summed: Scores = released.sum(axis=1, dtype=np.float64)[None]
-        return summed
+        return summed(histogram(np.tile(counts_M, trials)), trials)
 
     what = f"{k} more record(s) of the same values in each of {m} histogram(s)"
     return Target("attribute histograms", what, histogram.dp_event, draw, max(1, 20_000 // m))
@@ -255,11 +258,7 @@ def votes_target(name: str, votes: VoteHistogram, iterations: int = 1) -> Target
         private = np.concatenate([others, unit]) if with_unit else others
         # The other text's count is the same in both worlds.
         count = count_votes(private, texts)[:1]
-        released = votes(np.tile(count, iterations * trials))
-        # This sum is a sufficient statistic of Gaussian noise.
-        scores = released.reshape(trials, iterations)
-        summed: Scores = scores.sum(axis=1, dtype=np.float64)[None]
-        return summed
+        return summed(votes(np.tile(count, iterations * trials)), trials)
 
     return Target(
         name,

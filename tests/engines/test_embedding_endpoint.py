@@ -138,13 +138,13 @@ def test_aug_pe_sends_its_populations_and_no_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = aug_pe(settings, served | {"api_key": "sk-hunter3"})
-    seen, checkpoints = [], release.checkpoints
+    seen, reported = [], release.report
 
-    def kept(session: Any) -> Any:
-        seen.append(checkpoints(session))
-        return seen[-1]
+    def report_of(session: Any, done: Any) -> Any:
+        seen.append(done)
+        return reported(session, done)
 
-    monkeypatch.setattr(release, "checkpoints", kept)
+    monkeypatch.setattr(release, "report", report_of)
     report = methods.run(
         config, lambda progress: None, build=lambda section: Kept(transformers_engine)
     )

@@ -38,6 +38,7 @@ logit = st.floats(-1e4, 1e4, width=32)
 row = arrays(np.float32, V, elements=logit)
 bound = st.floats(0.01, 20.0)
 size = st.integers(1, 300)
+few = settings(max_examples=40)
 
 
 def one_step(
@@ -72,7 +73,7 @@ def matrix(rows: list[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(np.array(rows, dtype=np.float32).reshape(len(rows), V))
 
 
-@settings(deadline=None)
+@few
 @given(rows=st.lists(row, max_size=40), new=row, place=st.integers(0, 40), c=bound, s=size)
 @pytest.mark.parametrize("clip", CLIPS)
 def test_a_mean_moves_by_at_most_c_over_s(rows, new, place, c, s, clip) -> None:  # type: ignore[no-untyped-def]
@@ -84,7 +85,7 @@ def test_a_mean_moves_by_at_most_c_over_s(rows, new, place, c, s, clip) -> None:
     assert ((with_new - without) * s).abs().max() <= c * (1 + 1e-12)
 
 
-@settings(deadline=None)
+@few
 @given(rows=st.lists(row, max_size=40), new=row, public=row, s=size)
 def test_distance_moves_by_at_most_one_over_s(rows, new, public, s) -> None:  # type: ignore[no-untyped-def]
     z = torch.from_numpy(public)
@@ -102,7 +103,7 @@ def test_no_row_has_more_than_the_whole_of_a_probability() -> None:
         assert 1 - 1e-6 < share <= 1, tokens
 
 
-@settings(deadline=None)
+@few
 @given(data=st.data(), count=st.integers(2, 70), c=bound)
 def test_the_order_of_rows_changes_no_bit(data, count, c) -> None:  # type: ignore[no-untyped-def]
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -152,6 +153,7 @@ def test_a_token_that_no_prompt_allows_is_never_drawn() -> None:
     assert (mean[[0, *range(2, V)]].abs() < 100).all()
 
 
+@few
 @given(new=row, constant=st.floats(-100, 100, width=32), c=bound)
 def test_a_constant_on_a_row_changes_nothing(new, constant, c) -> None:  # type: ignore[no-untyped-def]
     z, shifted = matrix([new]), matrix([new + np.float32(constant)])
@@ -209,7 +211,7 @@ def test_candidate_sets() -> None:
     assert chosen("top_k_plus", 2, 2.0) == [1, 2, 3, 5]
 
 
-@settings(deadline=None, max_examples=50)
+@few
 @given(
     data=st.data(),
     clip=st.sampled_from(CLIPS),
@@ -254,7 +256,7 @@ def sums(z: torch.Tensor, highest_S: torch.Tensor) -> torch.Tensor:
     return torch.cat([*clipped, probability_sums(steps[0].rows) / PROBABILITY_GRID])
 
 
-@settings(deadline=None)
+@few
 @given(rows=st.lists(anything, max_size=6), new=anything, place=st.integers(0, 6))
 def test_any_numbers_at_all_add_a_bounded_row(
     rows: list[np.ndarray], new: np.ndarray, place: int
@@ -268,7 +270,7 @@ def test_any_numbers_at_all_add_a_bounded_row(
         assert not added.any()
 
 
-@settings(deadline=None)
+@few
 @given(
     steps=st.lists(st.lists(anything, min_size=5, max_size=5), min_size=1, max_size=4),
     cut=st.integers(0, 5),
@@ -290,7 +292,7 @@ def test_a_row_that_was_not_finite_once_adds_0_from_there_on(
         assert torch.equal(in_parts, expected)
 
 
-@settings(deadline=None, max_examples=50)
+@few
 @given(
     rows=st.lists(row, max_size=4),
     new=anything,

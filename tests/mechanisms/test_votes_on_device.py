@@ -20,15 +20,15 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class InFloat64(NearestOnDevice):
+    is_exact = True
+
     def __init__(self, rows_ND: np.ndarray, device: str) -> None:
         super().__init__(rows_ND, device)
-        self._is_exact = True
+        self._is_exact = self.is_exact
 
 
-class InFloat32(NearestOnDevice):
-    def __init__(self, rows_ND: np.ndarray, device: str) -> None:
-        super().__init__(rows_ND, device)
-        self._is_exact = False
+class InFloat32(InFloat64):
+    is_exact = False
 
 
 WAYS = [InFloat64, InFloat32]
@@ -39,7 +39,7 @@ def votes_there(way: type[NearestOnDevice], private: np.ndarray, texts: np.ndarr
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(private=rows, texts=population)
 def test_ties_duplicates_and_what_is_no_text(
     way: type[NearestOnDevice], private: list[np.ndarray], texts: list[np.ndarray]
@@ -68,11 +68,11 @@ def mixed(records: int, texts: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def test_votes_are_those_of_the_host_in_any_blocks(
     way: type[NearestOnDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    private, texts = mixed(20_000, 60, seed=1)
+    private, texts = mixed(2_000, 60, seed=1)
     on_host = count_votes(private, texts)
     assert (votes_there(way, private, texts) == on_host).all()
     monkeypatch.setattr(host, "CELLS", 37 * len(texts))
-    assert (votes_there(way, private[:2_000], texts) == count_votes(private[:2_000], texts)).all()
+    assert (votes_there(way, private, texts) == on_host).all()
 
 
 def trusts_float32(search: InFloat32, norms: torch.Tensor) -> torch.Tensor:
@@ -97,7 +97,7 @@ def test_a_wrong_search_gives_other_votes(
     fault: Callable[..., torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    private, texts = mixed(20_000, 60, seed=2)
+    private, texts = mixed(2_000, 60, seed=2)
     monkeypatch.setattr(way, name, fault)
     assert (votes_there(way, private, texts) != count_votes(private, texts)).any()
 
@@ -116,16 +116,15 @@ def test_the_host_searches_for_a_device_that_rounds(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("step", ["_put_there", "_products_are_exact", "_count_there"])
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
 def test_the_host_searches_where_the_device_fails(
-    step: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+    step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A vote that fails is never held again: the run would be charged for nothing. cuBLAS has no
     class of its own for a full device."""
     private, texts = mixed(500, 50, seed=5)
 
     def fails(*arguments: object) -> None:
-        raise error("CUDA")
+        raise RuntimeError("CUDA")
 
     monkeypatch.setattr(InFloat32, step, fails)
     assert (votes_there(InFloat32, private, texts) == count_votes(private, texts)).all()

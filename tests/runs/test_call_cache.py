@@ -1,5 +1,5 @@
 """A run's finished calls: each is kept and asked once, whatever ends the process, by an engine
-that counts and fails. tests/integration/test_aug_pe_ray.py has an endpoint that goes away."""
+that counts and fails and by Aug-PE over HTTP."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ import errno
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import Completion, EngineError, Prompt, Sampling
+from dpray.engines.openai import OpenAIEngine
 from dpray.engines.requests import MOST_EMPTY, Request
+from dpray.mechanisms.votes import VoteHistogram
+from dpray.methods.aug_pe.algorithm import AugPe, AugPeRun, Checkpoint, Population
+from dpray.methods.aug_pe.prompts import load_variation_prompts
+from dpray.methods.aug_pe.settings import AugPeSettings
 from dpray.runs.call_cache import Call, CallCache, ask_cached, digest
 from dpray.types import DprayError, Resumable
+from tests.engines.api_server import Server, chat, running_server
 
 
 class CountingEngine:
@@ -231,3 +240,61 @@ def test_a_file_that_is_no_cache(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a cache\n" * 100)
     with pytest.raises(DprayError, match="holds no calls"):
         CallCache(tmp_path / "text")
+
+
+PLAN = AugPe(
+    AugPeSettings(
+        name="aug_pe",
+        iterations=3,
+        variations=3,
+        selection="rank",
+        variation="fill_in_the_blanks",
+        mask_probability=0.5,
+        max_retries=2,
+        max_tokens=64,
+        word_var=40.0,
+    ),
+    {"Bars": 4, "Shopping": 3},
+    VoteHistogram(4.0),
+)
+
+
+def embed(texts: Sequence[str]) -> np.ndarray:
+    return np.array([[len(text), 1.0] for text in texts], dtype=np.float32)
+
+
+def run(server: Server, path: Path, **options: Any) -> tuple[Population, list[Checkpoint]]:
+    """Aug-PE over HTTP; the votes are the texts' lengths, so the result says what was written."""
+    checkpoints: list[Checkpoint] = []
+
+    def vote(t: int, S: Population, phi: Mapping[str, np.ndarray]) -> Checkpoint:
+        votes = {label: rows[:, 0].astype(np.int64).tolist() for label, rows in phi.items()}
+        checkpoints.append(Checkpoint(t, {k: list(v) for k, v in S.items()}, votes))
+        return checkpoints[-1]
+
+    config = EngineConfig(model="m", base_url=server.url, api_key="k", max_in_flight=4, **options)
+    api = OpenAIEngine(config)
+    prompts = load_variation_prompts("yelp", "fill_in_the_blanks", PLAN.records)
+    cache = CallCache(path)
+    ask = partial(ask_cached, api, cache)
+    AugPeRun(PLAN, prompts, ask, embed, vote, "5a" * 16).algorithm_1()
+    return PLAN.kept(checkpoints[-1], "5a" * 16), checkpoints
+
+
+def test_a_run_over_a_bad_endpoint(tmp_path: Path) -> None:
+    """500s, lost connections, empty, refused and over-long texts."""
+    empty = chat(message={"role": "assistant", "content": " "})
+    refused = chat(message={"role": "assistant", "content": "I'm sorry, I cannot."})
+    long = chat(message={"role": "assistant", "content": "word " * 5000})
+    with running_server() as server:
+        server.faults = [500, 0, empty, refused, long, 503, empty, 429]
+        result, checkpoints = run(server, tmp_path / "calls.jsonl", attempts=30)
+        assert not server.faults
+    assert {label: len(texts) for label, texts in result.items()} == dict(PLAN.records)
+    written = [x for c in checkpoints for texts in c.population.values() for x in texts]
+    assert all(written) and not any("sorry" in text for text in written)
+    longest = "word " * 63 + "word"
+    assert max(len(text.split()) for text in written if "word word" in text) == 64
+    assert longest in written
+    # Three answers were empty or refused: three calls more.
+    assert CallCache(tmp_path / "calls.jsonl").totals()["calls"] == PLAN.llm_calls + 3

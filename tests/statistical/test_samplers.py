@@ -13,8 +13,7 @@ import torch
 from scipy import stats
 
 from dpray.mechanisms.randomness import generator, new_key
-from dpray.methods.private_prediction.logits import halves, sample_softmax
-from dpray.methods.private_prediction.mechanism import PrivateToken, SoftmaxSampler, SparseVector
+from dpray.methods.private_prediction.mechanism import PrivateToken, SparseVector
 from dpray.methods.private_prediction.step import draw_private
 from tests.statistical.two_sided import WRONG_SCALES, fits_distribution, fits_probabilities
 
@@ -29,22 +28,6 @@ both_ways = pytest.mark.parametrize("scale", [1.0, *WRONG_SCALES])
 def softmax(logits: np.ndarray) -> np.ndarray:
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()
-
-
-def token_counts(temperature: float) -> tuple[np.ndarray, list[int]]:
-    utilities = np.array([0.0, 0.5, 1.0, 2.0, -1.0, 3.0])
-    logits = torch.from_numpy(utilities)
-    sampler = SoftmaxSampler(sensitivity=0.1, temperature=temperature)
-    rng = generator(new_key())
-    uniforms = torch.from_numpy(halves(rng.integers(2**62, size=(1, TOKENS))))
-    [draws] = sample_softmax(sampler.exponents(logits[None]), uniforms)
-    return utilities, draws.bincount(minlength=len(utilities)).tolist()
-
-
-@both_ways
-def test_tokens_have_the_softmax_distribution(scale: float) -> None:
-    utilities, counts = token_counts(1.7 * scale)
-    assert fits_probabilities(counts, softmax(utilities / 1.7)) == (scale == 1)
 
 
 def private_counts(mechanism: PrivateToken, claimed: PrivateToken) -> bool:

@@ -32,13 +32,12 @@ from dpray.mechanisms.term_matcher import count_words
 from dpray.mechanisms.votes import VoteHistogram
 from dpray.methods.aug_pe.prompts import VariationPrompts
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.types import OnProgress, Progress, Resumable
+from dpray.types import Resumable
 
 Doing = Literal["random texts", "variations", "lookahead", "embeddings", "votes"]
 Population = dict[str, list[str]]
 """Maps each label to its texts; without labels, the one label is "". With attributes, the texts of
 a label with the same attributes have a key of their own (`VariationPrompts.kinds`)."""
-
 
 Embeddings = npt.NDArray[np.float32]
 
@@ -66,6 +65,9 @@ t: S with its noisy votes.
 
 It draws the noise once and stores the checkpoint durably before it returns it. If iteration t has a
 checkpoint already, it returns that one and holds no second vote."""
+
+Show = Callable[[str, int, int, str], None]
+"""Shows an activity, the iterations that are done, all iterations, and a detail."""
 
 
 def words(settings: AugPeSettings, x: str, rng: np.random.Generator) -> int | None:
@@ -208,21 +210,22 @@ class AugPeRun:
     embed: Embed
     dp_nn_histogram: Histogram
     salt: str
-    on_progress: OnProgress = lambda progress: None
+    show: Show = lambda *progress: None
     schema: Schema | None = None
 
-    def algorithm_1(self, checkpoint: Checkpoint | None = None) -> Population:
-        """Return S' of the last iteration, at most n_syn texts of each label. Raises `Resumable`
-        if the model gave no text for a label."""
-        done, kept = 0, Population()
-        if checkpoint is not None:
-            done, kept = checkpoint.iteration, self.method.kept(checkpoint, self.salt)
-        for t in range(done + 1, self.method.settings.iterations + 1):
-            S = self.random_api() if t == 1 else self.variation_api(t, kept)
+    def algorithm_1(self, done: Sequence[Checkpoint] = ()) -> list[Checkpoint]:
+        """Return the checkpoints of all iterations, the first of which are `done`. Raises
+        `Resumable` if the model gave no text for a label."""
+        checkpoints = [*done]
+        for t in range(len(done) + 1, self.method.settings.iterations + 1):
+            if t == 1:
+                S = self.random_api()
+            else:
+                S = self.variation_api(t, self.method.kept(checkpoints[-1], self.salt))
             phi = self.embeddings(t, S)
             self.progress(t, "votes", sum(map(len, S.values())))
-            kept = self.method.kept(self.dp_nn_histogram(t, S, phi), self.salt)
-        return kept
+            checkpoints.append(self.dp_nn_histogram(t, S, phi))
+        return checkpoints
 
     def random_api(self) -> Population:
         """Return L * n_syn random texts of each label."""
@@ -302,4 +305,4 @@ class AugPeRun:
 
     def progress(self, t: int, doing: Doing, texts: int) -> None:
         T = self.method.settings.iterations
-        self.on_progress(Progress(f"iteration {t} of {T}: {doing}", t - 1, T, f"{texts} texts"))
+        self.show(f"iteration {t} of {T}: {doing}", t - 1, T, f"{texts} texts")

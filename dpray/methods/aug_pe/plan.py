@@ -33,6 +33,7 @@ from dpray.runs.plan import (
     resolved_noise_multiplier,
     within_epsilon,
 )
+from dpray.types import Prompt
 
 ITERATIONS = (10, 8, 6, 5, 4, 3, 2, 1)
 VARIATIONS = (7, 4, 2)
@@ -73,26 +74,30 @@ class AugPePlan(Plan):
 
         check_voters(self.config, voters_gpus(self.config))
 
-    def try_engine(self, engine: Engine) -> None:
-        label = next(label for label, records in self.method.records.items() if records)
-        prompt = self.prompts.random(label, np.random.default_rng(0))
+    @property
+    def decoded_labels(self) -> list[str]:
+        return [label for label, records in self.method.records.items() if records]
+
+    def request(self, name: str, prompt: Prompt) -> Request:
+        """Return a request for a random text."""
         stop = self.prompts.template.stop
-        try_request(
-            engine, Request("trial", prompt, sampling(self.settings, None, stop, self.schema))
-        )
+        return Request(name, prompt, sampling(self.settings, None, stop, self.schema))
+
+    def try_engine(self, engine: Engine) -> None:
+        prompt = self.prompts.random(self.decoded_labels[0], np.random.default_rng(0))
+        try_request(engine, self.request("trial", prompt))
 
     def public_calls(self, labels: Sequence[str]) -> PublicCalls:
-        asked = sampling(self.settings, None, self.prompts.template.stop, self.schema)
         rng = np.random.default_rng()
         kinds = {
             str(number): Kind(label, self.drawn_values(label, 1, rng)[0], 1)
             for number, label in enumerate(labels)
         }
         prompts = replace(self.prompts, kinds=kinds)
-        requests = [Request(f"preview-{key}", prompts.random(key, rng), asked) for key in kinds]
-        drawn = [kind.attributes for kind in kinds.values()]
         return PublicCalls(
-            requests, self.prompts.template.shows("random", "about"), attributes=drawn
+            [self.request(f"preview-{key}", prompts.random(key, rng)) for key in kinds],
+            self.prompts.template.shows("random", "about"),
+            attributes=[kind.attributes for kind in kinds.values()],
         )
 
     def audit_targets(self) -> Iterator[Target]:
@@ -119,7 +124,7 @@ class AugPePlan(Plan):
     def work(self) -> Work:
         count, settings = token_counter(self.config.engine), self.settings
         rng = np.random.default_rng(0)
-        labels = [label for label, records in self.method.records.items() if records]
+        labels = self.decoded_labels
         # A text of as many tokens as one may have, of which a few are counted.
         number, shown = settings.max_tokens, min(settings.max_tokens, COUNTED)
         text, kind = "the " * shown, settings.variation
@@ -216,6 +221,9 @@ def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
         for number in variations
     ]
 
+    def new_texts(settings: AugPeSettings) -> tuple[int, int]:
+        return settings.iterations * max(1, settings.variations - 1), settings.iterations
+
     candidates.sort(key=new_texts, reverse=True)
     base, k = with_noise(config, settings, 1.0), config.data.max_records_per_unit
 
@@ -234,7 +242,3 @@ def choose(config: Config, settings: AugPeSettings, records: int) -> Choice:
         why = "the votes that come nearest to their noise"
     chosen = best.settings
     return Choice(best, best.signal, (f"T {chosen.iterations}, L {chosen.variations}: {why}",))
-
-
-def new_texts(settings: AugPeSettings) -> tuple[int, int]:
-    return settings.iterations * max(1, settings.variations - 1), settings.iterations

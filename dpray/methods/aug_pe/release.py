@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 
 from dpray.config.config import Config
-from dpray.engines.requests import Ask
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.mechanisms.term_matcher import count_words
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
@@ -23,7 +22,6 @@ from dpray.methods.aug_pe.plan import AugPePlan
 from dpray.methods.aug_pe.prompts import Kind, VariationPrompts
 from dpray.runs.privacy_report import Iteration, MethodPart
 from dpray.runs.session import Release, Session
-from dpray.types import Progress
 from dpray.workers.engine_pool import on_pool
 from dpray.workers.shards import Embeddings, Shards, Voters, embedded, noisy_votes, voters_gpus
 
@@ -37,20 +35,24 @@ def release(session: AugPeSession) -> Release:
     session.plan = replace(session.plan, prompts=with_kinds(session))
     plan, done = session.plan, checkpoints(session)
     if len(done) < plan.settings.iterations:
-        with voters_and_model(session) as (voters, ask):
-            votes = PublishedVotes(session, voters)
+        config = side_by_side(session.config)
+        session.show("embedding records")
+        # Voters start first, because an engine would hold the CPUs that read the records.
+        with (
+            session.voters(config, voters_gpus(config)) as voters,
+            session.language_model(config) as ask,
+        ):
             run = AugPeRun(
                 plan.method,
                 plan.prompts,
                 ask,
-                votes.embed,
-                votes.dp_nn_histogram,
+                partial(embedded, voters, embedder=config.embedder),
+                partial(dp_nn_histogram, session, voters),
                 session.salt,
-                votes.show,
+                session.show,
                 plan.schema,
             )
-            run.algorithm_1(done[-1] if done else None)
-        done = checkpoints(session)
+            done = run.algorithm_1(done)
     kept = plan.method.kept(done[-1], session.salt)
     records = [each for key, texts in kept.items() for each in records_of(plan, key, texts)]
     return Release(records, report(session, done))
@@ -76,43 +78,38 @@ def records_of(plan: AugPePlan, key: str, texts: Sequence[str]) -> list[dict[str
     return [{"text": text, "label": label, **values} for text in texts]
 
 
-@dataclass(frozen=True)
-class PublishedVotes:
-    """The votes of a run, as Algorithm 1 takes them. The records are in the shards `voters`."""
+def dp_nn_histogram(
+    session: AugPeSession,
+    voters: Shards[Voters],
+    t: int,
+    S: Population,
+    phi_ND: Mapping[str, Embeddings],
+) -> Checkpoint:
+    """Hold the vote of iteration t and publish its checkpoint, both once."""
+    vote = partial(noisy_checkpoint, session.plan, voters)
+    return Checkpoint(**session.publish_once(vote_name(t), vote, t, S, phi_ND))
 
-    session: AugPeSession
-    voters: Shards[Voters]
 
-    def embed(self, texts: Sequence[str]) -> Embeddings:
-        return embedded(self.voters, texts, self.session.config.embedder)
-
-    def dp_nn_histogram(
-        self, t: int, S: Population, phi_ND: Mapping[str, Embeddings]
-    ) -> Checkpoint:
-        """Hold the vote of iteration t and publish its checkpoint, both once."""
-        name = vote_name(t)
-        return Checkpoint(**self.session.publish_once(name, self.hold, t, S, phi_ND))
-
-    def hold(self, t: int, S: Population, phi_ND: Mapping[str, Embeddings]) -> dict[str, object]:
-        """Let every record vote for the nearest text of its label, whatever the text's attributes
-        are."""
-        plan = self.session.plan
-        keys: defaultdict[str, list[str]] = defaultdict(list)
-        for key in phi_ND:
-            keys[plan.prompts.label_of(key)].append(key)
-        candidates = {
-            label: np.concatenate([phi_ND[key] for key in of]) for label, of in keys.items()
-        }
-        noisy = noisy_votes(self.voters, plan.votes, candidates)
-        votes: dict[str, list[int]] = {}
-        for label, of in keys.items():
-            ends = np.cumsum([len(phi_ND[key]) for key in of])
-            parts = np.split(noisy[label], ends[:-1])
-            votes |= {key: part.tolist() for key, part in zip(of, parts, strict=True)}
-        return asdict(Checkpoint(t, S, votes))
-
-    def show(self, progress: Progress) -> None:
-        self.session.show(progress.activity, progress.completed, progress.total, progress.detail)
+def noisy_checkpoint(
+    plan: AugPePlan,
+    voters: Shards[Voters],
+    t: int,
+    S: Population,
+    phi_ND: Mapping[str, Embeddings],
+) -> dict[str, object]:
+    """Let every record vote for the nearest text of its label, whatever the text's attributes
+    are."""
+    keys: defaultdict[str, list[str]] = defaultdict(list)
+    for key in phi_ND:
+        keys[plan.prompts.label_of(key)].append(key)
+    candidates = {label: np.concatenate([phi_ND[key] for key in of]) for label, of in keys.items()}
+    noisy = noisy_votes(voters, plan.votes, candidates)
+    votes: dict[str, list[int]] = {}
+    for label, of in keys.items():
+        ends = np.cumsum([len(phi_ND[key]) for key in of])
+        parts = np.split(noisy[label], ends[:-1])
+        votes |= {key: part.tolist() for key, part in zip(of, parts, strict=True)}
+    return asdict(Checkpoint(t, S, votes))
 
 
 def vote_name(t: int) -> str:
@@ -125,19 +122,6 @@ def checkpoints(session: AugPeSession) -> list[Checkpoint]:
     iterations = range(1, session.plan.settings.iterations + 1)
     outputs = [session.published(vote_name(t)) for t in iterations]
     return [Checkpoint(**output) for output in outputs if output is not None]
-
-
-@contextmanager
-def voters_and_model(session: AugPeSession) -> Iterator[tuple[Shards[Voters], Ask]]:
-    """Yield the voters and the language model. Voters start first, because an engine would hold the
-    CPUs that read the records."""
-    session.show("embedding records")
-    config = side_by_side(session.config)
-    with (
-        session.voters(config, voters_gpus(config)) as voters,
-        session.language_model(config) as ask,
-    ):
-        yield voters, ask
 
 
 def side_by_side(config: Config) -> Config:

@@ -73,19 +73,15 @@ def runs_targets(
     rows of two labels, one whose unit has them."""
     rows_of = partial(record_rows, data=data, by_place=True)
     rows_per_unit = data.max_records_per_unit
-    first, *others = joined_most(batches)
+    counts, probabilities = batches.batches_per_label, batches.sampling_probabilities
+    # First the label whose batches a unit joins most often.
+    first, *others = sorted(counts, key=lambda x: (probabilities[x], counts[x]), reverse=True)
     units_of = [([first] * rows_per_unit, 1), ([first] * rows_per_unit, 1 + COPIES)]
     if rows_per_unit > 1 and others:
         units_of.append(([first] * (rows_per_unit - 1) + others[:1], 1))
     for labels, units in units_of:
         some_batches, short = small_run(batches, method, list(dict.fromkeys(labels)))
         yield runs_target(short, some_batches, made_up_rows(data, rows_of, labels, units))
-
-
-def joined_most(batches: PoissonBatches) -> list[str]:
-    """Return the labels, first the one whose batches a unit joins most often."""
-    counts, probabilities = batches.batches_per_label, batches.sampling_probabilities
-    return sorted(counts, key=lambda label: (probabilities[label], counts[label]), reverse=True)
 
 
 def small_run(
@@ -182,9 +178,7 @@ def runs_target(
 
 def tokens_target(mechanism: PrivateToken, tokens: int) -> Target:
     """Audit `tokens` of a batch's private tokens; the statistic counts those that are TARGET."""
-    mechanism = replace(
-        mechanism, private_tokens=tokens, threshold=None, noise=None, sure_probability=None
-    )
+    mechanism = replace(mechanism.ungated, private_tokens=tokens)
     inputs = {with_unit: _contested(mechanism, with_unit) for with_unit in (True, False)}
     # The text is long enough for the selector to end it.
     method = PrivatePrediction(mechanism, max_tokens=tokens + 1, examples_per_batch=1)
@@ -229,14 +223,7 @@ def schema_target(mechanism: PrivateToken) -> Target:
     token that the schema forces. Its text is longer than the batch's private tokens pay for. The
     statistic counts the tokens that are TARGET."""
     tokens = min(mechanism.private_tokens, 2)
-    mechanism = replace(
-        mechanism,
-        private_tokens=tokens,
-        candidates="all",
-        threshold=None,
-        noise=None,
-        sure_probability=None,
-    )
+    mechanism = replace(mechanism.ungated, private_tokens=tokens, candidates="all")
     values, vocabulary = mechanism.values, five_tokens()
     schema, length = Schema("regex", f"([ab]-){{{2 * tokens}}}"), 4 * tokens + 1
     room = length + 1  # with one token less, the text would be its own ending

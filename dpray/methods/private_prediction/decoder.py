@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import starmap
 from uuid import uuid4
 
 from dpray.engines.base import Engine, EngineError, LockstepResult, failure_name
@@ -41,31 +42,6 @@ def bound_copies(rows: Iterable[Row]) -> list[Row]:
         if row["text"] is None or seen[row["unit"]] <= MOST_COPIES:
             kept.append(row)
     return kept
-
-
-class BegunBatches:
-    """The batches of all tasks. `running` has those that have begun and are not decoded yet. If a
-    task cannot begin, no other one does, and `error` is the reason: the batches that are running go
-    on."""
-
-    def __init__(self, tasks: Iterable[list[Row]], begin: Callable[[list[str]], None]) -> None:
-        self._tasks, self._begin = iter(tasks), begin
-        self.running: set[str] = set()
-        self.error: Exception | None = None
-
-    def begin_task(self) -> dict[str, list[str]] | None:
-        """Begin the next task's batches in the ledger, and return their texts; None if there is
-        none to begin."""
-        try:
-            if self.error is not None or (rows := next(self._tasks, None)) is None:
-                return None
-            texts = batch_texts(rows)
-            self._begin(list(texts))
-        except Exception as error:
-            self.error = error
-            return None
-        self.running.update(texts)
-        return texts
 
 
 class BatchDecoder:
@@ -110,35 +86,40 @@ class BatchDecoder:
         template that does not fit the model, and EngineError if the engine failed and the running
         batches may be run again.
         """
-        begun = BegunBatches(map(self._kept, tasks), self._begin)
+        running: set[str] = set()
+        refused: list[Exception] = []
+        batches = starmap(self._encoded, self._begun(tasks, running, refused))
         stopped: BaseException | None = None
-        batches = self._batches(begun)
         with closing(self.plan.method.decode(self.engine, batches)) as decoded:
             try:
                 for state in decoded:
-                    begun.running.remove(state.S.batch_id)
+                    running.remove(state.S.batch_id)
                     yield self._outcome(state)
             except BaseException as error:
                 stopped = error
         if stopped is not None and not is_own_failure(stopped):
             raise stopped
-        for batch_id in sorted(begun.running):
+        for batch_id in sorted(running):
             yield self._failure(batch_id, stopped)
-        if begun.error is not None:
-            raise begun.error
+        if refused:
+            raise refused[0]
 
-    def _kept(self, rows: list[Row]) -> list[Row]:
-        if self.plan.disjoint and self.plan.config.data.unit is None:
-            return bound_copies(rows)
-        return rows
-
-    def _begin(self, batches: list[str]) -> None:
-        self.ledger.begin(self.key, self.worker_id, batches)
-
-    def _batches(self, begun: BegunBatches) -> Iterator[Batch]:
-        while (task := begun.begin_task()) is not None:
-            for batch_id, texts in task.items():
-                yield self._encoded(batch_id, texts)
+    def _begun(
+        self, tasks: Iterable[list[Row]], running: set[str], refused: list[Exception]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """Yield the batches and their texts, after a task's batches have begun in the ledger; they
+        are `running` until they are decoded. If a task cannot begin, no other one does, and the
+        error is `refused`: the batches that are running go on."""
+        try:
+            for rows in tasks:
+                if self.plan.disjoint and self.plan.config.data.unit is None:
+                    rows = bound_copies(rows)
+                texts = batch_texts(rows)
+                self.ledger.begin(self.key, self.worker_id, list(texts))
+                running.update(texts)
+                yield from texts.items()
+        except Exception as error:
+            refused.append(error)
 
     def _encoded(self, batch_id: str, texts: list[str]) -> Batch:
         """Put a batch's texts into prompts, section by section, and these into tokens.

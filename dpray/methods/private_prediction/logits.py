@@ -151,12 +151,13 @@ def _clipped_sums(
     most = _grid_bound(clip_bound)
 
     def clipped() -> Tiles:
-        for few, some in tiles(rows.logits):
-            base = base_GK if isinstance(base_GK, float) else base_GK[:, some]
-            if isinstance(base, torch.Tensor) and rows.group is not None:
-                base = base.index_select(0, rows.group[few])
-            above = (rows.logits[few, some] - shift_N1[few]).sub_(base)
-            yield few, some, above.clamp_(-most, most)
+        for few, columns in blocks(rows.logits):
+            for some in columns:
+                base = base_GK if isinstance(base_GK, float) else base_GK[:, some]
+                if isinstance(base, torch.Tensor) and rows.group is not None:
+                    base = base.index_select(0, rows.group[few])
+                above = (rows.logits[few, some] - shift_N1[few]).sub_(base)
+                yield few, some, above.clamp_(-most, most)
 
     return rows.sums(clipped(), GRID)
 
@@ -236,30 +237,18 @@ def cut_to_grid_(values: torch.Tensor, grid: float) -> torch.Tensor:
     return values.div_(1 / grid, rounding_mode="trunc")
 
 
-def tiles(matrix: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows and columns of the parts in which a matrix is worked on."""
-    for few, columns in blocks(matrix):
-        for some in columns:
-            yield few, some
-
-
 def blocks(matrix: torch.Tensor) -> Iterator[tuple[slice, list[slice]]]:
-    """Yield the rows of the parts, and the columns of all parts of these rows. There is a part even
-    if there is no row."""
-    rows, columns = matrix.shape
-    height, width = tile_size(matrix)
-    for row in range(0, max(1, rows), height):
-        some = [slice(column, column + width) for column in range(0, columns, width)]
-        yield slice(row, row + height), some
-
-
-def tile_size(matrix: torch.Tensor) -> tuple[int, int]:
-    """Return the height and width of a tile. A GPU's is as wide as the matrix."""
+    """Yield the parts in which a matrix is worked on: some rows, and the columns of all parts of
+    these. There is a part even if there is no row. On a GPU a part is as wide as the matrix."""
     rows, columns = matrix.shape
     if matrix.is_cpu:
         height = max(1, min(rows, TILE_ROWS))
-        return height, CPU_TILE // height
-    return max(1, GPU_TILE // max(1, columns)), max(1, columns)
+        width = CPU_TILE // height
+    else:
+        height, width = max(1, GPU_TILE // max(1, columns)), max(1, columns)
+    for row in range(0, max(1, rows), height):
+        some = [slice(column, column + width) for column in range(0, columns, width)]
+        yield slice(row, row + height), some
 
 
 def _grid_bound(clip_bound: float) -> float:

@@ -172,6 +172,11 @@ class PrivateToken:
         return SparseVector(self.threshold, self.noise, self.records_per_unit / self.batch_size)
 
     @property
+    def ungated(self) -> PrivateToken:
+        """Return the mechanism without what makes tokens free, for an audit."""
+        return replace(self, threshold=None, noise=None, sure_probability=None)
+
+    @property
     def dp_event(self) -> Event:
         """Return the cost of one batch for a unit that is in it."""
         token: Event = self.sampler.dp_event

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from itertools import takewhile
 
 import numpy as np
 
@@ -24,17 +23,16 @@ from dpray.engines.vllm.model import context_of
 from dpray.mechanisms.batches import HashPartition, PoissonBatches
 from dpray.mechanisms.labels import common_shares
 from dpray.mechanisms.monte_carlo import Target
-from dpray.methods.private_prediction.affordable import (
-    BatchMemory,
-    affordable_batch_size,
-    codec_at_hand,
-    largest_affordable,
-    longest_frame,
-    text_room,
-    usual_rows,
-)
+from dpray.methods.private_prediction.affordable import costs_the_same, one_key, with_batches
 from dpray.methods.private_prediction.algorithm import PrivatePrediction
 from dpray.methods.private_prediction.mechanism import PrivateToken
+from dpray.methods.private_prediction.memory import (
+    BatchMemory,
+    batch_size_and_memory,
+    codec_at_hand,
+    prompt_room,
+    usual_rows,
+)
 from dpray.methods.private_prediction.prompts import (
     PromptTemplate,
     after_sections,
@@ -46,12 +44,9 @@ from dpray.methods.private_prediction.prompts import (
 from dpray.methods.private_prediction.sections import sections_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.forecast import Work
-from dpray.runs.plan import Plan, PublicCalls, Reads, TokenLimit, is_within_epsilon
+from dpray.runs.plan import Plan, PublicCalls, Reads, TokenLimit
 from dpray.types import InputError
 from dpray.workers.rows import Row
-
-MOST = 10_000_000
-"""The most private tokens of a batch, and the most texts, that a plan looks for."""
 
 RESTATED = {"threshold", "noise", "sure_probability"}
 """These fields of a mechanism are in a plan's summary as the sections they come from."""
@@ -167,7 +162,7 @@ class PrivatePredictionPlan(Plan):
     def private_tokens_of_a_text(self) -> int:
         """Return the most private tokens of a text: those that its schema leaves a choice about,
         or those of all its sections."""
-        return min(self.free_tokens or MOST, self.settings.document_tokens)
+        return self.free_tokens or self.settings.document_tokens
 
     @property
     def whole_texts(self) -> int:
@@ -208,7 +203,8 @@ class PrivatePredictionPlan(Plan):
         and neither engine reuses a record's prompt in another batch here: vLLM may, from its cache.
         """
         settings, engine = self.settings, self.config.engine
-        s, drawn, shared = settings.expected_batch_size, settings.document_tokens, 0
+        s, drawn = settings.expected_batch_size, settings.document_tokens
+        in_common, shared = list[int](), 0
         count, labels, templates = token_counter(engine), self._decoded_labels, self.template
         shown = {label: templates.examples(label, "") for label in labels}
         public = max(count(templates.public_prompt(label, shown[label])) for label in labels)
@@ -219,16 +215,13 @@ class PrivatePredictionPlan(Plan):
         codec = codec_at_hand(engine)
         if engine.kind == "vllm" and codec is not None:
             block = 32 if gpu_memory(engine) is None else 16
-            shared = min(
-                common_length(
-                    *(
-                        codec.encode(templates.private_prompt(text, label, shown[label]))
-                        for text in "az"
-                    )
+            for x in labels:
+                one, other = (
+                    codec.encode(templates.private_prompt(text, x, shown[x])) for text in "az"
                 )
-                for label in labels
-            )
-            shared -= shared % block
+                same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+                in_common.append(len([*same]))
+            shared = min(in_common) - min(in_common) % block
         prefills = self.batches_decoded
         if settings.sections > 1:  # each has prompts of its own, with what is written
             prefills = self.expected_texts * settings.sections
@@ -294,7 +287,7 @@ class PrivatePredictionPlan(Plan):
     def _rest(self, codec: TextCodec) -> int:
         """Return the tokens of a row without its private text: of its prompt, and those drawn."""
         context, drawn = context_of(self.config.engine, codec), self.settings.document_tokens
-        return context - text_room(self.template, self.proportions, codec, context, drawn)
+        return context - prompt_room(self.template, self.proportions, codec, context, drawn)[1]
 
     @property
     def text_tokens(self) -> tuple[int, str]:
@@ -347,7 +340,7 @@ class PrivatePredictionPlan(Plan):
     def _longest_frame(self, engine: Engine) -> int:
         context, drawn = engine.context_length, self.settings.document_tokens
         template = with_longest(self.template, self.config.data.attribute_names, engine)
-        return longest_frame(template, self._decoded_labels, engine, context, drawn)
+        return prompt_room(template, self._decoded_labels, engine, context, drawn)[0]
 
     @property
     def _decoded_labels(self) -> list[str]:
@@ -407,12 +400,6 @@ class PrivatePredictionPlan(Plan):
         return lines
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the number of tokens that both begin with."""
-    differ = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(differ, min(len(one), len(other)))
-
-
 def warnings(plan: PrivatePredictionPlan) -> list[str]:
     settings, found = plan.settings, rounding_warnings(plan.config.engine.dtype)
     s = settings.expected_batch_size
@@ -452,51 +439,6 @@ def warnings(plan: PrivatePredictionPlan) -> list[str]:
     return found
 
 
-def costs_the_same(plan: PrivatePredictionPlan, texts: int) -> bool:
-    """Return whether a plan of more texts costs no more, and makes them all."""
-    settings = plan.settings.model_copy(update=plan.open_keys | {"max_records": texts})
-    with suppress(InputError):
-        more = with_batches(replace(plan, settings=settings, texts=None))
-        return more.whole_texts >= texts and more.cost.epsilon <= plan.cost.epsilon
-    return False
-
-
-LARGER = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-SHORTER = (0.75, 0.5, 0.25, 0.125)
-
-
-def one_key(plan: PrivatePredictionPlan, wanted: int) -> str:
-    """Return the one key to turn so that a plan makes all texts that are asked for: larger batches
-    first, which cost only time, then shorter texts, and a larger epsilon last."""
-    s, drawn = plan.settings.expected_batch_size, plan.settings.max_tokens
-    rarest = min(common_shares(plan.proportions).values())
-    sizes = (math.ceil(more * s) for more in LARGER)
-    lengths = (int(less * drawn) for less in SHORTER)
-
-    def pays(**changes: int) -> bool:
-        settings = plan.settings.model_copy(update=plan.open_keys | changes)
-        return affords(replace(plan, settings=settings), wanted)
-
-    for size in sizes:
-        if size <= plan.config.data.public_size * rarest and pays(batch_size=size):
-            return f"method.batch_size={size} pays for all, and takes {size / s:.1f} times as long"
-    for length in lengths:
-        if length and pays(max_tokens=length):
-            return f"method.max_tokens={length} pays for all, which are then shorter"
-    if plan.config.data.max_records_per_unit > 1:
-        data = plan.config.data.model_copy(update={"max_records_per_unit": 1})
-        settings = plan.settings.model_copy(update=plan.open_keys)
-        of_one = replace(
-            plan, config=plan.config.model_copy(update={"data": data}), settings=settings
-        )
-        for texts, paid in ((wanted, "all"), (plan.whole_texts + 1, "more")):
-            if affords(of_one, texts):
-                return f"data.max_records_per_unit=1 pays for {paid}"
-    if not plan.whole_texts:
-        return "raise privacy.epsilon"
-    return "raise privacy.epsilon, or ask for fewer texts by method.max_records"
-
-
 def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePredictionPlan:
     """Resolve everything that is null or auto. Raises InputError if the keys together cost more
     than `privacy.epsilon`, or do not fit the engine, or the model, if that is a folder here."""
@@ -509,11 +451,14 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
     labels, codec = config.data.proportions, codec_at_hand(config.engine)
     if codec is not None:
         template = with_longest(template, config.data.attribute_names, codec)
-    size, memory = affordable_batch_size(settings, config.engine, template, labels, codec)
-    form, forced, free = form_of(config, settings, template), 0, None
-    if form is not None and codec is not None:
-        forced = forced_tokens(form, settings.max_tokens)
-        free = most_free_tokens(form, settings.max_tokens)
+    size, memory = batch_size_and_memory(settings, config.engine, template, labels, codec)
+    form, forced, free = None, 0, None
+    if settings.schema is not None:
+        # It begins where the template's prompts end.
+        form = Form(read_schema(settings.schema), config.engine.model, template.before())
+        if codec is not None:
+            forced = forced_tokens(form, settings.max_tokens)
+            free = most_free_tokens(form, settings.max_tokens)
     settings = settings.model_copy(update={"batch_size": size})
     if config.method.name == settings.name:
         # The number is what the run keeps: another machine may hold larger batches.
@@ -540,96 +485,6 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
     return plan
 
 
-def form_of(
-    config: Config, settings: PrivatePredictionSettings, template: PromptTemplate
-) -> Form | None:
-    """Return the form of `method.schema`, which begins where the template's prompts end. Raises
-    InputError for a schema that cannot be used."""
-    if settings.schema is None:
-        return None
-    return Form(read_schema(settings.schema), config.engine.model, template.before())
-
-
 def with_public_files(plan: PrivatePredictionPlan) -> PrivatePredictionPlan:
     """Return the plan with the public files that its settings name, read again."""
     return replace(plan, template=template_of(plan.config, plan.settings))
-
-
-def with_batches(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
-    """Return the plan with the batches that its settings ask for; for `auto`, with those that
-    afford more texts. Raises InputError if the epsilon, less what comes before, does not pay for
-    one token, or one text."""
-    settings = base.settings
-    if settings.batches != "auto":
-        return _affordable(base)
-    plans: dict[str, PrivatePredictionPlan] = {}
-    refused: list[InputError] = []
-    for kind in ("poisson", "disjoint"):
-        without_limit = settings.model_copy(update={"batches": kind, "max_records": None})
-        try:
-            plans[kind] = _affordable(replace(base, settings=without_limit))
-        except InputError as error:
-            refused.append(error)
-    if not plans:
-        raise refused[0]
-    affordable = {kind: plan.whole_texts for kind, plan in plans.items()}
-    best = max(affordable, key=affordable.__getitem__)
-    chosen = settings.model_copy(update={"batches": best})
-    if settings.max_records is not None and affordable[best] >= settings.max_records:
-        return _affordable(replace(base, settings=chosen, texts_affordable=affordable))
-    return replace(plans[best], settings=chosen, texts_affordable=affordable)
-
-
-def _affordable(base: PrivatePredictionPlan) -> PrivatePredictionPlan:
-    """Return the plan with the tokens of a disjoint batch, or the texts of Poisson batches: as many
-    as its settings ask for, or the most that the epsilon pays for."""
-    settings, measured = base.settings, base.config.data.label_proportions == "measured"
-    if fault := settings.wrong_batches(settings.batches, measured):
-        raise InputError(f"method.{fault}")
-    if settings.batches == "disjoint":
-        if settings.private_tokens is not None:
-            return replace(base, private_tokens=settings.private_tokens)
-        most = MOST
-        if settings.max_records is not None:
-            texts = settings.texts_of_a_batch(most, base.batches.num_batches)
-            most = texts * settings.document_tokens
-        what = "one private token"
-        return largest_affordable(lambda r: replace(base, private_tokens=r), most, what)
-    # The schema's own tokens are not drawn from private rows.
-    tokens = settings.private_tokens or base.private_tokens_of_a_text
-
-    def poisson(texts: int) -> PrivatePredictionPlan:
-        return replace(base, private_tokens=tokens, texts=texts)
-
-    if settings.texts is not None:
-        return poisson(settings.texts)
-    if settings.max_records is not None:
-        wanted = poisson(settings.max_records)
-        if is_within_epsilon(wanted):
-            return wanted
-    what = f"one Poisson batch of {tokens} private tokens of each label"
-    return largest_affordable(poisson, MOST, what)
-
-
-def affords(base: PrivatePredictionPlan, texts: int) -> bool:
-    """Return whether epsilon pays for `texts` texts, with any kind of batches that may be chosen.
-
-    This evaluates the cost once for each kind of batches; the largest affordable number takes
-    dozens of evaluations.
-    """
-    for changes in (
-        {"batches": "disjoint", "texts": None, "max_records": texts},
-        {"batches": "poisson", "texts": texts, "max_records": None},
-    ):
-        if base.settings.batches not in (changes["batches"], "auto"):
-            continue
-        settings = base.settings.model_copy(update=changes)
-        if changes["batches"] == "disjoint" and settings.private_tokens is None:
-            batches = replace(base, settings=settings).batches.num_batches
-            tokens = math.ceil(texts / batches) * base.private_tokens_of_a_text
-            settings = settings.model_copy(update={"private_tokens": tokens})
-        with suppress(InputError):
-            plan = with_batches(replace(base, settings=settings))
-            if plan.whole_texts >= texts and is_within_epsilon(plan):
-                return True
-    return False

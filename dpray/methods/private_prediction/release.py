@@ -15,7 +15,7 @@ from time import monotonic
 from dpray.config.sections import RuntimeConfig
 from dpray.engines.row_variation import rounding_warnings
 from dpray.mechanisms.batches import is_batch
-from dpray.mechanisms.randomness import NOISE_SOURCE, SecretKey
+from dpray.mechanisms.randomness import NOISE_SOURCE
 from dpray.methods.private_prediction.decoder import MOST_COPIES, BatchDecoder
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import PromptTemplate
@@ -141,15 +141,17 @@ def decode(session: BatchSession, batches: list[str]) -> Generator[list[Outcome]
 
     A worker gets some batches at a time, and asks for the next ones before it is done with these.
     """
-    key = batches_key(session)
+    config, plan = session.config, session.plan
+    # All coins of the batches are of one key: a batch that was lost has the same units and the same
+    # tokens when it is drawn again.
+    lost = "a batch that was begun would be drawn again with other coins"
+    key = session.secret_key(BATCHES_KEY, is_batch, lost)
     make = partial(
-        BatchDecoder, session.plan, session.ledger, session.charge_key(), session.attempt_id, key
+        BatchDecoder, plan, session.ledger, session.charge_key(), session.attempt_id, key
     )
-    size = task_size(session.config.runtime, session.plan.disjoint, len(batches))
-    config, gathering = (
-        session.config,
-        batches_of(session.plan, "" if session.plan.disjoint else key),
-    )
+    size = task_size(config.runtime, plan.disjoint, len(batches))
+    secret, rows = "" if plan.disjoint else key, plan.settings.expected_batch_size
+    gathering = BatchGathering(plan.batches, secret, rows)
     if session.in_process:
         members = gathering.here(config, batches)
         outcomes = outcomes_here(members, lambda: make(session.take_engine()), size)
@@ -169,18 +171,6 @@ def task_size(runtime: RuntimeConfig, disjoint: bool, batches: int) -> int:
         return runtime.batches_per_task
     share = -(-batches // runtime.actors)
     return min(share, 8 if disjoint else 64)
-
-
-def batches_of(plan: PrivatePredictionPlan, key: str) -> BatchGathering:
-    """Return the plan's batches, to be gathered; `key` is the secret one of Poisson batches."""
-    return BatchGathering(plan.batches, key, plan.settings.expected_batch_size)
-
-
-def batches_key(session: BatchSession) -> SecretKey:
-    """Return the secret key of all coins of the run's batches: a batch that was lost has the same
-    units and the same tokens when it is drawn again."""
-    lost = "a batch that was begun would be drawn again with other coins"
-    return session.secret_key(BATCHES_KEY, is_batch, lost)
 
 
 def publish(session: BatchSession, part: str, outcomes: list[Outcome]) -> list[Outcome]:
@@ -290,12 +280,20 @@ class Totals:
 def report(session: BatchSession, decoded: Totals) -> MethodPart:
     """Return private prediction's part of the privacy report."""
     plan, settings, data = session.plan, session.plan.settings, session.config.data
+    ledger, key = session.ledger, session.charge_key()
+    published = sum(is_batch(unit) for unit, _ in ledger.published(key))
     copies = f"of each text with its label, {MOST_COPIES} are used at most"
     if data.unit is not None or not plan.disjoint:
         copies = "a unit's records are bounded, copies of one text are not"
     warnings = rounding_warnings(session.config.engine.dtype, decoded.row_variation)
     return MethodPart(
-        batches=batch_counts(session, decoded),
+        batches=BatchCounts(
+            total=plan.batches.num_batches,
+            published=published,
+            repeated=sum(map(is_batch, ledger.repeated(key))),
+            failed=ledger.counts(key)["failed"],
+            missing=published - decoded.batches,
+        ),
         tokens=Tokens(total=decoded.tokens, private=decoded.private_tokens),
         llm_calls=decoded.examples * settings.sections * (settings.expected_batch_size + 1),
         sampling={
@@ -303,7 +301,7 @@ def report(session: BatchSession, decoded: Totals) -> MethodPart:
             f"{settings.expected_batch_size}",
             "copies": copies,
             "tokens": describe_draw(settings),
-            "candidates": CANDIDATES if plan.settings.candidates != "all" else "all tokens",
+            "candidates": CANDIDATES if settings.candidates != "all" else "all tokens",
         },
         numerics=Numerics(dtype=session.config.engine.dtype, row_variation=decoded.row_variation),
         public_inputs={
@@ -337,15 +335,3 @@ def describe_draw(settings: PrivatePredictionSettings) -> str:
             "sentence are drawn from the public prompt alone"
         )
     return words
-
-
-def batch_counts(session: BatchSession, decoded: Totals) -> BatchCounts:
-    plan, ledger, key = session.plan, session.ledger, session.charge_key()
-    published = sum(is_batch(unit) for unit, _ in ledger.published(key))
-    return BatchCounts(
-        total=plan.batches.num_batches,
-        published=published,
-        repeated=sum(map(is_batch, ledger.repeated(key))),
-        failed=ledger.counts(key)["failed"],
-        missing=published - decoded.batches,
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
@@ -295,8 +295,7 @@ def draw_private(
 ) -> torch.Tensor:
     """Draw by lines 14 and 15 only, as often as the shape `draws` says: for an audit."""
     group = Group(logits_SV, highest(logits_SV), logits_public_V, Coins())
-    ungated = replace(mechanism, threshold=None, noise=None, sure_probability=None)
-    step = Step(ungated, [group], looks=logits_SV.is_cpu)
+    step = Step(mechanism.ungated, [group], looks=logits_SV.is_cpu)
     uniforms = torch.from_numpy(halves(rng.integers(2**62, size=(1, math.prod(draws)))))
     index = sample_softmax(step.private(), uniforms.to(logits_SV.device))
     return step.token_of(index).view(draws)

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.events import DiscreteGaussian
+from dpray.engines.base import Sampling
 from dpray.engines.requests import Request
 from dpray.io.template_file import Template
 from dpray.mechanisms.randomness import generator, new_key
@@ -32,27 +33,17 @@ from dpray.methods.aug_pe.algorithm import (
     words,
 )
 from dpray.methods.aug_pe.settings import AugPeSettings
-from dpray.types import DprayError, Progress, Prompt
+from dpray.types import DprayError, Prompt
 from tests.statistical.two_sided import fits_probabilities
 
 SALT = "5a" * 16
 KEY = "1" * 64
-SETTINGS = AugPeSettings(
-    name="aug_pe",
-    iterations=4,
-    variations=3,
-    lookahead=0,
-    selection="rank",
-    variation="paraphrase",
-    mask_probability=0.5,
-    temperature=1.2,
-    top_p=0.9,
-    max_tokens=64,
-    word_var=40.0,
-    tokens_per_word=1.2,
-    min_words=25,
-    max_retries=2,
-)
+KEYS: dict[str, Any] = {
+    "iterations": 4, "variations": 3, "lookahead": 0, "selection": "rank", "max_tokens": 64,
+    "variation": "paraphrase", "mask_probability": 0.5, "temperature": 1.2, "top_p": 0.9,
+    "word_var": 40.0, "tokens_per_word": 1.2, "min_words": 25, "max_retries": 2,
+}  # fmt: skip
+SETTINGS = AugPeSettings(name="aug_pe", **KEYS)
 PLAN = AugPe(SETTINGS, {"World": 3, "Sports": 2}, VoteHistogram(4.0))
 
 
@@ -127,12 +118,14 @@ def run(
     plan: AugPe,
     model: Model,
     voters: Voters,
-    checkpoint: Checkpoint | None = None,
+    done: Sequence[Checkpoint] = (),
     salt: str = SALT,
     **options: Any,
 ) -> Population:
     words: Any = Words()
-    return AugPeRun(plan, words, model, embed, voters, salt, **options).algorithm_1(checkpoint)
+    checkpoints = AugPeRun(plan, words, model, embed, voters, salt, **options).algorithm_1(done)
+    assert checkpoints == [*done, *voters.checkpoints]
+    return plan.kept(checkpoints[-1], salt)
 
 
 def test_votes_that_choose_nothing_are_refused() -> None:
@@ -182,18 +175,19 @@ def test_the_cost_is_that_of_one_event_an_iteration() -> None:
         _ = replace(PLAN, votes=None).dp_event
 
 
-@pytest.mark.parametrize("selection", ["rank", "probability"])
-@pytest.mark.parametrize("lookahead", [0, 2])
-@pytest.mark.parametrize("stopped_after", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("selection", "lookahead", "stopped_after"),
+    [("rank", 0, 1), ("probability", 2, 3), ("rank", 2, 4)],
+)
 def test_a_resumed_run_ends_like_an_undisturbed_one(
     selection: Any, lookahead: int, stopped_after: int
 ) -> None:
     plan = plan_with(selection=selection, lookahead=lookahead)
     whole, voters = Model(), Voters()
     result = run(plan, whole, voters)
-    kept = json.dumps(asdict(voters.checkpoints[stopped_after - 1]))
+    kept = json.dumps([asdict(done) for done in voters.checkpoints[:stopped_after]])
     rest, later = Model(), Voters()
-    again = run(plan, rest, later, checkpoint=Checkpoint(**json.loads(kept)))
+    again = run(plan, rest, later, [Checkpoint(**done) for done in json.loads(kept)])
     assert again == result
     assert rest.asked.items() <= whole.asked.items(), "the same ids, prompts and parameters"
     assert later.checkpoints == voters.checkpoints[stopped_after:], "no vote is taken again"
@@ -240,19 +234,12 @@ def test_empty_and_refused_answers_are_asked_again_and_then_dropped() -> None:
     assert once.named("random-1-World/0/") == ["random-1-World/0/0"]
 
 
-def test_an_answer_with_too_few_words_is_asked_again_and_then_dropped() -> None:
-    """An answer is `text NAME` here: two words, and three at the second try of the first one."""
-
-    def script(request: Request) -> str | None:
-        return "a longer text" if request.request_id == "random-1-World/0/1" else None
-
-    model, voters = Model(script), Voters()
-    run(plan_with(least_words=2), model, voters)
-    assert len(voters.seen[0][1]["World"]) == 9
-    with pytest.raises(DprayError, match="label 'Sports'"):
-        run(plan_with(least_words=3), model := Model(script), Voters())
-    assert model.named("random-1-World/0/") == ["random-1-World/0/0", "random-1-World/0/1"]
-    assert len(model.named("random-1-World/1/")) == 3
+def test_an_answer_with_too_few_words_is_asked_again() -> None:
+    """An answer is `text NAME` here: two words."""
+    run(plan_with(least_words=2), Model(), Voters())
+    with pytest.raises(DprayError, match="label 'World'"):
+        run(plan_with(least_words=3), model := Model(), Voters())
+    assert len(model.named("random-1-World/0/")) == 3
 
 
 def test_fewer_texts_than_wanted_go_on_and_none_is_an_error() -> None:
@@ -332,13 +319,8 @@ def test_adaptive_length() -> None:
 def test_requests_carry_the_length_and_the_parameters() -> None:
     model = Model(lambda request: "one two three " * 9)
     run(PLAN, model, Voters())
-    first = model.asked["random-1-World/0/0"].sampling
-    assert (first.max_tokens, first.temperature, first.top_p, first.stop) == (
-        64,
-        1.2,
-        0.9,
-        ("###",),
-    )
+    asked = Sampling(64, temperature=1.2, top_p=0.9, stop=("###",))
+    assert model.asked["random-1-World/0/0"].sampling == asked
     lengths = set()
     for name in model.named("variation-"):
         request = model.asked[name]
@@ -378,9 +360,10 @@ def test_a_plan_that_makes_nothing_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_progress_has_public_numbers_only() -> None:
-    seen: list[Progress] = []
-    run(plan_with(iterations=2, lookahead=1), Model(), Voters(), on_progress=seen.append)
-    assert [(p.completed + 1, p.activity.partition(": ")[2], p.detail) for p in seen] == [
+    seen: list[tuple[str, int, int, str]] = []
+    plan = plan_with(iterations=2, lookahead=1)
+    run(plan, Model(), Voters(), show=lambda *shown: seen.append(shown))
+    assert [(done + 1, doing.partition(": ")[2], detail) for doing, done, _, detail in seen] == [
         (1, "random texts", "15 texts"),
         (1, "lookahead", "15 texts"),
         (1, "embeddings", "15 texts"),
@@ -390,7 +373,7 @@ def test_progress_has_public_numbers_only() -> None:
         (2, "embeddings", "15 texts"),
         (2, "votes", "15 texts"),
     ]
-    assert {progress.total for progress in seen} == {2}
+    assert {total for _, _, total, _ in seen} == {2}
 
 
 def counts(*values: int) -> np.ndarray:

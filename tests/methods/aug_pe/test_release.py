@@ -23,6 +23,9 @@ from tests.engines.bag_of_words import BagOfWords
 from tests.engines.kept import Kept
 from tests.workers.outcomes import lines
 
+Settings = Callable[..., dict[str, Any]]
+Configs = Callable[..., Config]
+
 
 class Asked(Kept):
     """Counts the prompts that reach the real engine, and breaks it on demand."""
@@ -52,7 +55,7 @@ def asked(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 @pytest.fixture
-def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
+def config(settings: Settings) -> Configs:
     method = {
         "name": "aug_pe", "records": 7, "iterations": 3, "variations": 3, "max_tokens": 8,
         "word_var": None,
@@ -61,7 +64,7 @@ def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
 
 
 def test_a_run_from_data_to_release(
-    config: Callable[..., Config], asked: Asked, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    config: Configs, asked: Asked, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Private text reaches neither the model nor a file."""
     run = config()
@@ -89,7 +92,7 @@ def test_a_run_from_data_to_release(
 
 
 def test_a_run_that_was_cut_off_goes_on_with_the_same_noise_and_charge(
-    config: Callable[..., Config], asked: Asked, monkeypatch: pytest.MonkeyPatch
+    config: Configs, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut off inside the second vote, and in the calls after it."""
     run = config()
@@ -139,7 +142,7 @@ class OtherModel(Counted):
 
 
 def test_the_next_attempt_embeds_no_record_that_is_kept_and_unaltered(
-    config: Callable[..., Config], asked: Asked, monkeypatch: pytest.MonkeyPatch
+    config: Configs, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, vote = config(), release.noisy_votes
     monkeypatch.setattr(shards, "ROWS_AT_ONCE", 25)
@@ -183,9 +186,7 @@ def test_the_next_attempt_embeds_no_record_that_is_kept_and_unaltered(
     assert not (private / "embeddings").exists()
 
 
-def test_what_writes_the_texts_may_change_between_two_votes(
-    config: Callable[..., Config], asked: Asked
-) -> None:
+def test_what_writes_the_texts_may_change_between_two_votes(config: Configs, asked: Asked) -> None:
     """A vote is charged for any population, so whoever chooses the next one's model or prompts
     computes on what was published."""
     run = config()
@@ -217,17 +218,13 @@ class Silent(Asked):
         return refusals
 
 
-def test_a_model_that_refuses_everything_can_be_replaced(
-    config: Callable[..., Config], asked: Asked
-) -> None:
+def test_a_model_that_refuses_everything_can_be_replaced(config: Configs, asked: Asked) -> None:
     with pytest.raises(Resumable, match=r"answered none .*label 'a'.*the run is charged"):
         Silent(asked.engine).run(config())
     assert asked.run(config(engine__dtype="float32"))["records"] == 7
 
 
-def test_a_run_without_noise_is_stamped_and_charges_nothing(
-    config: Callable[..., Config], asked: Asked
-) -> None:
+def test_a_run_without_noise_is_stamped_and_charges_nothing(config: Configs, asked: Asked) -> None:
     run = config(privacy__epsilon=float("inf"))
     report = asked.run(run)
     assert report["not_private"] is True and report["epsilon"] is None
@@ -239,7 +236,7 @@ def test_a_run_without_noise_is_stamped_and_charges_nothing(
         methods.make_plan(config(privacy__epsilon=float("inf"), method__noise_multiplier=1.0))
 
 
-def test_a_unit_of_more_records_gets_more_noise(config: Callable[..., Config]) -> None:
+def test_a_unit_of_more_records_gets_more_noise(config: Configs) -> None:
     one = methods.make_plan(config(privacy__epsilon=2.0))
     unit = {"data__unit": "text", "data__max_records_per_unit": 2}
     two = methods.make_plan(config(privacy__epsilon=2.0, **unit))
@@ -248,7 +245,7 @@ def test_a_unit_of_more_records_gets_more_noise(config: Callable[..., Config]) -
 
 
 def test_the_label_mix_is_measured_and_charged(
-    config: Callable[..., Config], asked: Asked, records_file: Path
+    config: Configs, asked: Asked, records_file: Path
 ) -> None:
     rows = records_file.read_text().splitlines()
     few = [row for row in rows if '"b"' in row][:3]

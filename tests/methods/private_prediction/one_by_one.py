@@ -8,12 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import torch
 
 from dpray.mechanisms.randomness import generator
 from dpray.methods.private_prediction.mechanism import PrivateToken
+
+DCLIP: dict[str, Any] = {"clip": "dclip", "clip_bound": 2.0, "temperature": 0.8}
+RECENTRED: dict[str, Any] = {"clip": "recentred", "clip_bound": 9.7, "temperature": 0.5}
+KINDS: dict[str, dict[str, Any]] = {
+    "recentred": RECENTRED,
+    "dclip": DCLIP,
+    "top_k": DCLIP | {"candidates": "top_k", "k": 40},
+    "top_k_plus": DCLIP | {"candidates": "top_k_plus", "k": 40},
+    "recentred, top_k": RECENTRED | {"candidates": "top_k", "k": 40},
+    "sparse vector": RECENTRED | {"threshold": 1.1, "noise": 0.2},
+    "gate": RECENTRED | {"sure_probability": 0.1},
+    "gate and sparse vector": DCLIP | {"sure_probability": 0.12, "threshold": 1.1, "noise": 0.2},
+}
+
+
+def mechanism(kind: str, **changes: Any) -> PrivateToken:
+    fields = {"batch_size": 16, "private_tokens": 5, "public_temperature": 1.0}
+    return PrivateToken(**(fields | KINDS[kind] | changes))
 
 
 def steps(values: torch.Tensor, grid: float) -> torch.Tensor:

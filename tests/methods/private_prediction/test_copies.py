@@ -17,6 +17,8 @@ from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.token import PrivateTokenSelector
 from dpray.types import InputError
 
+Settings = Callable[..., dict[str, Any]]
+
 V = 6
 
 
@@ -116,7 +118,7 @@ def test_a_runs_texts_are_kept_from_copying(longest: int | None) -> None:
     assert found == expected
 
 
-def test_it_needs_candidates(settings: Callable[..., dict[str, Any]]) -> None:
+def test_it_needs_candidates(settings: Settings) -> None:
     with pytest.raises(InputError, match=r"^method\.longest_copy: is for candidates top_k"):
         parse_config(settings(method__longest_copy=3))
     parse_config(settings(method__longest_copy=3, method__candidates="top_k"))

@@ -23,13 +23,15 @@ from dpray.io.template_file import Template
 from dpray.ledger.ledger import Ledger
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.config import parse_config
-from dpray.methods.private_prediction.affordable import longest_frame
 from dpray.methods.private_prediction.decoder import BatchDecoder
+from dpray.methods.private_prediction.memory import prompt_room
 from dpray.methods.private_prediction.prompts import PromptTemplate, encode_private, shown_examples
 from dpray.methods.registry import make_plan
 from dpray.types import AlreadyPublished, Budget, DprayError, InputError
 from dpray.workers.gathering import PartWorker
 from dpray.workers.pool_actor import PoolActor
+
+Settings = Callable[..., dict[str, Any]]
 
 COINS = new_key()
 TASKS = [[f"0/{number}" for number in range(start, start + 2)] for start in (0, 2, 4)]
@@ -99,38 +101,44 @@ Decoder = Callable[[Book, SideBySide], BatchDecoder]
 
 
 @pytest.fixture
-def decoder(settings: Callable[..., dict[str, Any]]) -> Decoder:
+def decoder(settings: Settings) -> Decoder:
     plan = make_plan(parse_config(settings()))
     return lambda book, engine: BatchDecoder(plan, book, "a run", "1", COINS, engine)  # type: ignore[arg-type]
 
 
 class Moving(SideBySide):
-    """Its rows move by a little with the others of their pass."""
+    """Each group's rows move by so much."""
 
-    def __init__(self, shares_public_pass: bool) -> None:
+    is_closed = False
+
+    def __init__(
+        self, moves: Callable[[LockstepGroup], float], shares_public_pass: bool = False
+    ) -> None:
         super().__init__()
-        self.shares_public_pass = shares_public_pass
+        self.moves, self.shares_public_pass = moves, shares_public_pass
 
     def decode_lockstep(self, groups: Iterable[LockstepGroup], *_: Any) -> Iterator[LockstepResult]:
         for group in groups:
-            logits = [[1e-6 * len(group.private_prompts)]] * POSITIONS
-            none = [[0.0]] * POSITIONS
+            logits, none = [[self.moves(group)]] * POSITIONS, [[0.0]] * POSITIONS
             state = {"t": 10**9, "noisy_threshold": None, "logits": logits, "public": none}
             yield LockstepResult(group.group_id, "a text", (1,), "length", state)
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 @pytest.mark.parametrize(
     "rule", [{"candidates": "top_k", "k": 50}, {"public_gate": {"probability": 0.9}}]
 )
 def test_public_logits_that_decide_and_move_by_a_bit_are_refused(
-    settings: Callable[..., dict[str, Any]], rule: dict[str, Any]
+    settings: Settings, rule: dict[str, Any]
 ) -> None:
     """vLLM says that its kernels are invariant to the batch, and has some that are not (Marlin's):
     one private row would take a token into the candidates, or out."""
 
     def start(shares_public_pass: bool, **method: Any) -> None:
         asked = settings(**{f"method__{key}": value for key, value in method.items()})
-        engine: Any = Moving(shares_public_pass)
+        engine: Any = Moving(lambda group: 1e-6 * len(group.private_prompts), shares_public_pass)
         book: Any = Book()
         BatchDecoder(make_plan(parse_config(asked)), book, "a run", "1", COINS, engine)  # type: ignore[arg-type]
 
@@ -212,7 +220,7 @@ def test_an_outcome_is_handed_over_though_the_others_of_its_task_are_not_there()
 
 
 def test_two_decoders_of_an_attempt_are_two_starts_in_the_ledger(
-    settings: Callable[..., dict[str, Any]], tmp_path: Path
+    settings: Settings, tmp_path: Path
 ) -> None:
     """The second one takes over what was lost with the first, which may be alive: it adds to the
     ledger, and begins nothing that is published."""
@@ -236,21 +244,7 @@ def test_two_decoders_of_an_attempt_are_two_starts_in_the_ledger(
 
 
 def test_a_model_whose_rows_move_with_a_long_one_decodes_nothing(decoder: Decoder) -> None:
-    class Padded(SideBySide):
-        is_closed = False
-
-        def decode_lockstep(
-            self, groups: Iterable[LockstepGroup], *_: Any
-        ) -> Iterator[LockstepResult]:
-            for group in groups:
-                moved = float(max(map(len, group.prompts)) > 500)
-                state = {"logits": [[moved]] * POSITIONS, "public": [[0.0]] * POSITIONS}
-                yield LockstepResult(group.group_id, "", (1,), "length", state)
-
-        def close(self) -> None:
-            self.is_closed = True
-
-    engine = Padded()
+    engine = Moving(lambda group: float(max(map(len, group.prompts)) > 500))
     with pytest.raises(InputError, match=r"moved by up to 1.0e\+00 .* in float32: all rows"):
         decoder(Book(), engine)
     assert engine.is_closed
@@ -309,12 +303,14 @@ class ByWord(SideBySide):
         return " ".join(text.split()[:max_tokens])
 
 
+def likes(few_shot: list[str], sections: int = 1) -> PromptTemplate:
+    texts = Template({"user": "Like {examples}{text}", "example": "{example} "})
+    return PromptTemplate(texts, few_shot=FewShot({None: few_shot}, 2), sections=sections)
+
+
 @pytest.mark.parametrize(("room", "shown"), [(30, 2), (22, 2), (21, 1), (12, 1), (11, 0)])
 def test_public_examples_leave_half_of_the_room_to_the_private_text(room: int, shown: int) -> None:
-    few_shot = FewShot({None: ["one two three four five", "six seven eight nine ten"]}, 2)
-    template = PromptTemplate(
-        Template({"user": "Like {examples}{text}", "example": "{example} "}), few_shot=few_shot
-    )
+    template = likes(["one two three four five", "six seven eight nine ten"])
     engine: Any = ByWord()
     [examples] = shown_examples(engine, template, "", "0/0", room)
     assert len(examples) == shown
@@ -326,14 +322,10 @@ def test_public_examples_leave_half_of_the_room_to_the_private_text(room: int, s
 @pytest.mark.parametrize(("room", "shown"), [(17, 2), (10, 2), (9, 1), (6, 1), (5, 0)])
 def test_examples_are_measured_by_the_section_that_a_prompt_shows(room: int, shown: int) -> None:
     """A text of four words in two sections takes two tokens of a prompt, not four."""
-    few_shot = FewShot({None: ["One two. Three four.", "Five six. Seven eight."]}, 2)
-    template = PromptTemplate(
-        Template({"user": "Like {examples}{text}", "example": "{example} "}),
-        few_shot=few_shot,
-        sections=2,
-    )
+    template = likes(["One two. Three four.", "Five six. Seven eight."], sections=2)
     engine: Any = ByWord()
     first, second = shown_examples(engine, template, "", "0/0", room)
     whole = template.examples("", "0/0")[:shown]
     assert [f"{one} {two}" for one, two in zip(first, second, strict=True)] == whole
-    assert longest_frame(template, [""], engine, room + 1, 1) == 1 + 2 * shown
+    longest, left = prompt_room(template, [""], engine, room + 1, 1)
+    assert longest == room - left == 1 + 2 * shown

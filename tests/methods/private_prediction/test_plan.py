@@ -17,13 +17,16 @@ import yaml
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.kv_cache import choice_bytes
 from dpray.engines.text import TextCodec
-from dpray.engines.vllm.model import DEFAULT_CONTEXT
+from dpray.engines.vllm.model import DEFAULT_CONTEXT, context_of
 from dpray.methods.config import load_config, parse_config
-from dpray.methods.private_prediction.affordable import context_of
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.prompts import load_template
 from dpray.methods.registry import make_plan
 from dpray.types import InputError
+
+Settings = Callable[..., dict[str, Any]]
+Plans = Callable[..., PrivatePredictionPlan]
+Configs = Callable[..., Config]
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = {"kind": "vllm", "model": "owner/name"}
@@ -31,18 +34,18 @@ CONTEXT = 256
 
 
 @pytest.fixture
-def config(settings: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
+def config(settings: Settings) -> Configs:
     return lambda **changes: parse_config(settings(**changes))
 
 
 @pytest.fixture
-def plan(config: Callable[..., Config]) -> Callable[..., PrivatePredictionPlan]:
+def plan(config: Configs) -> Plans:
     return lambda **changes: make_plan(config(**changes))
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
 def test_the_model_computes_in_float32_unless_told_otherwise_and_sixteen_bits_are_warned_of(
-    plan: Callable[..., PrivatePredictionPlan], dtype: str | None
+    plan: Plans, dtype: str | None
 ) -> None:
     made = plan(method__max_tokens=1, **({"engine__dtype": dtype} if dtype else {}))
     summary, used = made.summary(), dtype or "float32"
@@ -51,17 +54,13 @@ def test_the_model_computes_in_float32_unless_told_otherwise_and_sixteen_bits_ar
     assert [w.split(":")[0] for w in summary["warnings"]] == [f"engine.dtype {dtype}"] * bool(dtype)
 
 
-def test_a_clip_bound_that_exact_sums_have_no_room_for_is_refused(
-    config: Callable[..., Config],
-) -> None:
+def test_a_clip_bound_that_exact_sums_have_no_room_for_is_refused(config: Configs) -> None:
     assert config(method__clip_bound=1000.0).method.clip_bound == 1000.0
     with pytest.raises(InputError, match=r"^method\.clip_bound"):
         config(method__clip_bound=1001.0)
 
 
-def test_a_batch_of_any_size_is_planned_and_one_that_does_not_fit_is_warned_of(
-    plan: Callable[..., PrivatePredictionPlan],
-) -> None:
+def test_a_batch_of_any_size_is_planned_and_one_that_does_not_fit_is_warned_of(plan: Plans) -> None:
     """No run is refused for the size of its batches: what does not fit is decoded in parts."""
     vllm = {"engine__kind": "vllm", "engine__max_num_seqs": 512}
     fits = plan(method__batch_size=400, data__public_size=8000, **vllm)
@@ -79,9 +78,7 @@ def test_a_batch_of_any_size_is_planned_and_one_that_does_not_fit_is_warned_of(
     assert large.usual_rows > 4000
 
 
-def test_the_memory_of_a_row_is_a_public_number(
-    plan: Callable[..., PrivatePredictionPlan],
-) -> None:
+def test_the_memory_of_a_row_is_a_public_number(plan: Plans) -> None:
     """The prompt's own words, a text of `max_prompt_tokens`, and what is drawn; at most the
     context."""
     short, longer = (plan(method__max_prompt_tokens=n, method__max_tokens=8) for n in (20, 30))
@@ -99,9 +96,7 @@ def test_the_memory_of_a_row_is_a_public_number(
     assert tight.memory is not None and tight.memory.rows_at_once == rows
 
 
-def test_auto_takes_the_largest_batches_that_the_machine_holds(
-    plan: Callable[..., PrivatePredictionPlan],
-) -> None:
+def test_auto_takes_the_largest_batches_that_the_machine_holds(plan: Plans) -> None:
     asked = {"method__batch_size": "auto", "data__public_size": 4000, "engine__kind": "vllm"}
     on_gpu = asked | {"engine__gpu_memory_gib": 80}
     assert plan(**on_gpu).settings.batch_size == 127
@@ -116,7 +111,7 @@ def test_auto_takes_the_largest_batches_that_the_machine_holds(
 
 
 def test_a_larger_model_on_a_gpu_is_planned_by_its_configuration_alone(
-    plan: Callable[..., PrivatePredictionPlan], tmp_path: Path, model_folder: str
+    plan: Plans, tmp_path: Path, model_folder: str
 ) -> None:
     """A Llama of 1.7 billion parameters on 80 GB: no weights are here."""
     for file in Path(model_folder).iterdir():
@@ -147,7 +142,7 @@ def test_a_larger_model_on_a_gpu_is_planned_by_its_configuration_alone(
 
 @pytest.mark.parametrize("wide", ["private", "public"])
 def test_texts_that_do_not_fit_after_the_prompt_are_refused(
-    plan: Callable[..., PrivatePredictionPlan], tmp_path: Path, model_folder: str, wide: str
+    plan: Plans, tmp_path: Path, model_folder: str, wide: str
 ) -> None:
     """Only the second label's prompt is the longest: every label counts."""
     template: dict[str, Any] = {"labels": {"b": "cough and fever"}}
@@ -170,7 +165,7 @@ def test_texts_that_do_not_fit_after_the_prompt_are_refused(
 
 
 def test_a_model_that_is_not_here_is_not_measured_and_of_a_long_context_vllm_takes_a_part(
-    plan: Callable[..., PrivatePredictionPlan],
+    plan: Plans,
 ) -> None:
     assert plan(engine=ELSEWHERE, method__max_tokens=1000).memory is None
     codec: Any = SimpleNamespace(context_length=10 * DEFAULT_CONTEXT)
@@ -180,9 +175,7 @@ def test_a_model_that_is_not_here_is_not_measured_and_of_a_long_context_vllm_tak
 
 
 @pytest.mark.parametrize(("most", "records", "texts"), [(5, 5, 5), (12, 12, 12), (13, 13, 24)])
-def test_max_records_is_the_most(
-    plan: Callable[..., PrivatePredictionPlan], most: int, records: int, texts: int
-) -> None:
+def test_max_records_is_the_most(plan: Plans, most: int, records: int, texts: int) -> None:
     made = plan(method__max_records=most, method__max_tokens=1, privacy__epsilon=200.0)
     assert made.batches.num_batches == 12
     assert made.expected_records == made.summary()["records"] == records
@@ -208,16 +201,14 @@ def test_every_shipped_configuration_fits_in_float32(
     assert made.config.engine.dtype == "float32"
 
 
-def poisson(settings: Callable[..., dict[str, Any]], **changes: Any) -> PrivatePredictionPlan:
+def poisson(settings: Settings, **changes: Any) -> PrivatePredictionPlan:
     made = {"method__batches": "poisson", "data__public_size": 4000, "method__batch_size": 64}
     plan = make_plan(parse_config(settings(**(made | changes))))
     assert isinstance(plan, PrivatePredictionPlan)
     return plan
 
 
-def test_max_records_is_a_maximum_and_texts_are_what_is_asked_for(
-    settings: Callable[..., dict[str, Any]],
-) -> None:
+def test_max_records_is_a_maximum_and_texts_are_what_is_asked_for(settings: Settings) -> None:
     few = poisson(settings, method__max_records=24)
     assert few.texts == few.expected_records == 24
     # A short text leaves its tokens to no other one: a Poisson batch has one text.
@@ -230,7 +221,7 @@ def test_max_records_is_a_maximum_and_texts_are_what_is_asked_for(
 
 
 def test_a_plan_that_makes_too_few_texts_names_one_key_that_pays_for_all(
-    settings: Callable[..., dict[str, Any]],
+    settings: Settings,
 ) -> None:
     usual = {"method__batches": "auto", "method__clip_bound": 3.0, "method__temperature": 0.8,
              "method__batch_size": 31, "method__max_tokens": 64, "data__public_size": 3000,
@@ -272,9 +263,7 @@ def test_a_plan_that_makes_too_few_texts_names_one_key_that_pays_for_all(
 
 
 @pytest.mark.parametrize("kind", ["disjoint", "poisson"])
-def test_fewer_texts_than_labels_leave_a_label_without_one(
-    settings: Callable[..., dict[str, Any]], kind: str
-) -> None:
+def test_fewer_texts_than_labels_leave_a_label_without_one(settings: Settings, kind: str) -> None:
     def said(most: int) -> list[str]:
         plan = poisson(settings, method__batches=kind, method__max_records=most)
         return [w for w in plan.summary()["warnings"] if "no text" in w]
@@ -284,9 +273,7 @@ def test_fewer_texts_than_labels_leave_a_label_without_one(
     assert said(2) == []
 
 
-def test_auto_takes_what_affords_more_texts_and_says_both_numbers(
-    settings: Callable[..., dict[str, Any]],
-) -> None:
+def test_auto_takes_what_affords_more_texts_and_says_both_numbers(settings: Settings) -> None:
     many = poisson(settings, method__batches="auto", privacy__epsilon=1.0)
     assert many.settings.batches == "poisson"
     assert many.texts_affordable["poisson"] > 5 * many.texts_affordable["disjoint"] > 0
@@ -294,9 +281,7 @@ def test_auto_takes_what_affords_more_texts_and_says_both_numbers(
     assert many.summary()["affordable_texts"] == dict(many.texts_affordable)
 
 
-def test_a_rare_label_does_not_price_the_whole_run(
-    settings: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_rare_label_does_not_price_the_whole_run(settings: Settings) -> None:
     """Without a share a label has no batch; with a small one it has smaller batches, and the plan
     says which."""
     s = {"method__texts": 1000, "method__batch_size": 127, "method__clip": "recentred",
@@ -332,15 +317,13 @@ def test_a_rare_label_does_not_price_the_whole_run(
     ],
 )
 def test_what_a_kind_of_batches_cannot_do_is_refused(
-    settings: Callable[..., dict[str, Any]], changes: dict[str, Any], message: str
+    settings: Settings, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
         poisson(settings, **changes)
 
 
-def test_a_gate_that_saves_nothing_is_warned_of(
-    plan: Callable[..., PrivatePredictionPlan],
-) -> None:
+def test_a_gate_that_saves_nothing_is_warned_of(plan: Plans) -> None:
     gate = {"probability": 0.9}
     for changes, warned in (
         ({"batches": "poisson"}, True),

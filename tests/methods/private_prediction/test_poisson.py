@@ -26,6 +26,8 @@ from dpray.types import InputError, Progress, Resumable
 from dpray.workers.gathering import BatchGathering
 from tests.engines.kept import Kept
 
+Settings = Callable[..., dict[str, Any]]
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -66,7 +68,7 @@ class Watched(Kept):
 
 
 @pytest.fixture
-def config(settings: Callable[..., dict[str, Any]]) -> Config:
+def config(settings: Settings) -> Config:
     """24 texts, each from a batch of its own, of 5 of a label's 30 records on average."""
     made = parse_config(settings(method__batches="poisson"))
     assert make_plan(made).batches.num_batches == 24
@@ -124,7 +126,7 @@ def test_a_resumed_run_has_the_same_batches_and_their_key_never_leaves_private(
 
 
 def test_no_batch_is_cut_however_many_records_there_are(
-    settings: Callable[..., dict[str, Any]], model_folder: str, tmp_path: Path
+    settings: Settings, model_folder: str, tmp_path: Path
 ) -> None:
     """60 records where 8 are expected, and a KV cache that holds 6 rows: every unit that joined is
     in its batch, which is decoded in parts."""
@@ -147,7 +149,7 @@ def test_no_batch_is_cut_however_many_records_there_are(
 
 
 def test_a_resumed_run_keeps_the_batch_size_that_auto_was(
-    settings: Callable[..., dict[str, Any]], engine: Engine
+    settings: Settings, engine: Engine
 ) -> None:
     """Its charge is for that size; with less memory, or on another machine, auto is another."""
     asked: dict[str, Any] = {"method__batches": "poisson", "method__batch_size": "auto",
@@ -176,38 +178,24 @@ def test_a_run_that_was_cut_off_when_it_was_finished_leaves_no_key_behind(
     assert not first.path.exists() and not part.exists()
 
 
-def test_every_run_has_a_key_of_its_own(
-    settings: Callable[..., dict[str, Any]], engine: Engine, tmp_path: Path
+def test_every_run_has_a_key_of_its_own_whatever_lies_there(
+    settings: Settings, engine: Engine, tmp_path: Path
 ) -> None:
-    keys = set()
-    for name in ("one", "two"):
-        made = parse_config(
-            settings(
-                method__batches="poisson",
-                output__path=str(tmp_path / name),
-                privacy__ledger=f"sqlite:///{tmp_path}/{name}.db",
-            )
-        )
-        watched = Watched(engine, made, stop_after=4)
-        with pytest.raises(Resumable):
-            watched.run(made)
-        keys |= watched.keys
-    assert len(keys) == 2 and all(len(bytes.fromhex(key)) == 32 for key in keys)
-
-
-def test_a_key_that_lies_there_is_no_run_s_own(config: Config, engine: Engine) -> None:
     """A copied folder without its run.json and its outputs is that of another run, whose batches
     may not have the units of the first one's."""
-    first = Watched(engine, config, stop_after=1)
-    first.path.parent.mkdir(parents=True)
-    first.path.write_text(kept := new_key())
-    with pytest.raises(Resumable):
-        first.run(config)
-    assert first.path.read_text() != kept
-    assert first.sizes == {
-        batch: sizes_by_key(make_plan(config), first.path.read_text())[batch]
-        for batch in first.sizes
-    }
+    keys: list[str] = []
+    for name in ("one", "two"):
+        ledger, out = f"sqlite:///{tmp_path}/{name}.db", str(tmp_path / name)
+        asked = settings(method__batches="poisson", output__path=out, privacy__ledger=ledger)
+        made = parse_config(asked)
+        watched = Watched(engine, made, stop_after=1)
+        watched.path.parent.mkdir(parents=True)
+        watched.path.write_text("".join(keys))
+        with pytest.raises(Resumable):
+            watched.run(made)
+        keys.append(watched.path.read_text())
+        assert watched.sizes.items() <= sizes_by_key(make_plan(made), keys[-1]).items()
+    assert keys[0] != keys[1] and all(len(bytes.fromhex(key)) == 32 for key in keys)
 
 
 def test_a_run_that_lost_its_key_is_refused(config: Config, engine: Engine) -> None:

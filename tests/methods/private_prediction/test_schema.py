@@ -24,8 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpray
-from dpray.engines.base import GroupLogits, select_token
-from dpray.engines.finite_rows import highest
+from dpray.engines.base import select_token
 from dpray.engines.schema.forms import vocabulary
 from dpray.engines.schema.schema import Schema, read_schema
 from dpray.engines.schema.token_mask import TokenMask
@@ -35,6 +34,8 @@ from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.token import PrivateTokenSelector
 from dpray.types import InputError
 from tests.engines.schemas import DASH, EOS, FILM, A, B
+
+Settings = Callable[..., dict[str, Any]]
 
 TEXTS, R, MAX_TOKENS, V = 2, 3, 7, 5
 STEP = "dpray.methods.private_prediction.step"
@@ -134,9 +135,11 @@ class Honest:
         return dict(law)
 
 
-def exceeds(game: Honest, mechanism: PrivateToken, seeds: int = 4) -> float:
+def exceeds(
+    game: Honest, mechanism: PrivateToken, seeds: int = 4, enough: float = math.inf
+) -> float:
     """Return the largest ratio of the true delta to the claimed one, over epsilon, both directions
-    and the adversaries."""
+    and the adversaries, or the first that is `enough`."""
     epsilons: npt.NDArray[np.float64] = np.arange(0.0, 3.0, 0.25)
     ((term, count),) = mechanism.dp_event.terms().items()
     claimed = term.pld(2.0**-11, count).get_delta_for_epsilon(epsilons)
@@ -150,6 +153,8 @@ def exceeds(game: Honest, mechanism: PrivateToken, seeds: int = 4) -> float:
                 if delta > 1e-12:
                     excess = float(np.maximum(one - math.exp(epsilon) * other, 0).sum())
                     worst = max(worst, excess / float(delta))
+        if worst > enough:
+            break
     return worst
 
 
@@ -171,7 +176,7 @@ def test_the_claim_is_never_exceeded(changes: dict[str, object]) -> None:
 
 
 def test_the_games_come_near_the_claim() -> None:
-    assert exceeds(Honest(), token()) > 0.3
+    assert exceeds(Honest(), token(), enough=0.3) > 0.3
 
 
 class ReadsAPrivateRow(Honest):
@@ -193,7 +198,7 @@ class PrivateDecisionsAreFree(Honest):
 
 @pytest.mark.parametrize("fault", [ReadsAPrivateRow, PrivateDecisionsAreFree])
 def test_faults_exceed_it(fault: Callable[[], Honest]) -> None:
-    assert exceeds(fault(), token(private_tokens=2), seeds=6) > 1.2
+    assert exceeds(fault(), token(private_tokens=2), seeds=6, enough=1.2) > 1.2
 
 
 def selector(private_tokens: int = 3, **changes: object) -> PrivateTokenSelector:
@@ -228,15 +233,6 @@ def test_tokens_that_the_schema_forbids_are_never_drawn() -> None:
         assert set(tokens) <= {A, B, DASH, EOS} and len(tokens) <= MAX_TOKENS
 
 
-def test_parts_of_a_batch_give_its_tokens() -> None:
-    rows, public = torch.randn(6, V), torch.randn(V)
-    whole, parts = selector(), selector()
-    for _ in range(4):
-        for part in (rows[:2], rows[2:5]):
-            parts.add(GroupLogits(part, highest(part), public))
-        assert select_token(parts, rows[5:], public) == select_token(whole, rows, public)
-
-
 def test_clipping_is_among_allowed_tokens() -> None:
     """A row that wants a forbidden token most still tells which allowed one it likes better."""
     rows = torch.tensor([[0.0, 2.0, -9.0, 50.0, -9.0]] * 400)
@@ -267,7 +263,7 @@ OPTIONS: list[dict[str, object]] = [
 odd = st.sampled_from([-math.inf, -3e38, -1.0, 2.0, 3e38])
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     public=st.lists(odd, min_size=V, max_size=V),
     clip=st.sampled_from(["recentred", "dclip"]),
@@ -303,36 +299,29 @@ def test_without_a_schema_a_copy_may_be_the_only_token_above_minus_infinity() ->
         assert select_token(copying, torch.zeros(2, V), public) not in (A, None)
 
 
-@pytest.mark.parametrize("batches", ["disjoint", "poisson"])
-def test_every_released_record_is_valid(
-    settings: Callable[..., dict[str, Any]], batches: str, tmp_path: Path
-) -> None:
+def test_every_released_record_is_valid(settings: Settings, tmp_path: Path) -> None:
     schema = tmp_path / "film.json"
     schema.write_text(json.dumps(FILM))
     method = {
-        "name": "private_prediction", "batches": batches, "batch_size": 5, "clip": "dclip",
-        "clip_bound": 0.2, "max_tokens": 96, "max_records": 6, "schema": str(schema),
+        "name": "private_prediction", "batch_size": 5, "clip": "dclip", "clip_bound": 0.2,
+        "max_tokens": 96, "max_records": 3, "schema": str(schema),
     }  # fmt: skip
-    config = parse_config(settings(method=method))
-    plan = dpray.plan(config)
-    summary = plan.summary()
-    assert plan.forced_tokens > 20 and summary["method"]["schema"] == FILM
-    if batches == "poisson":
-        assert plan.private_tokens == 96 - plan.forced_tokens
+    poisson = dpray.plan(parse_config(settings(method=method | {"batches": "poisson"})))
+    assert poisson.forced_tokens > 20 and poisson.summary()["method"]["schema"] == FILM
+    assert poisson.private_tokens == 96 - poisson.forced_tokens
+    config = parse_config(settings(method=method | {"batches": "disjoint"}))
     records = dpray.run(config).records
-    assert len(records) == 6
+    assert len(records) == 3
     for record in records:
         jsonschema.validate(json.loads(record["text"]), FILM)
         assert record["finish_reason"] in ("stop", "length")
     report = json.loads(Path(config.output.path, "privacy_report.json").read_text())
-    assert report["tokens"]["private"] < report["tokens"]["total"] - 6 * 20
+    assert report["tokens"]["private"] < report["tokens"]["total"] - 3 * 20
     assert report["public_inputs"]["schema"] == FILM
     assert "schema" in report["sampling"]["tokens"]
 
 
-def test_a_schema_without_room_is_refused_before_the_charge(
-    settings: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_schema_without_room_is_refused_before_the_charge(settings: Settings) -> None:
     config = settings()
     config["method"] |= {"max_tokens": 12, "schema": FILM}
     with pytest.raises(InputError, match=r"^method\.max_tokens: no text"):
@@ -340,7 +329,7 @@ def test_a_schema_without_room_is_refused_before_the_charge(
 
 
 def test_an_output_that_goes_on_after_the_completion_is_refused(
-    settings: Callable[..., dict[str, Any]], tmp_path: Path
+    settings: Settings, tmp_path: Path
 ) -> None:
     template = tmp_path / "template.yaml"
     template.write_text('user: "{text}"\noutput: "{completion} ends"\n')
@@ -350,9 +339,7 @@ def test_an_output_that_goes_on_after_the_completion_is_refused(
         dpray.plan(parse_config(config))
 
 
-def test_a_schema_that_decides_everything_is_one_private_token_at_most(
-    settings: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_schema_that_decides_everything_is_one_private_token_at_most(settings: Settings) -> None:
     config = settings()
     config["method"] |= {
         "batches": "poisson", "clip": "dclip", "clip_bound": 0.2, "max_records": 2,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpray.engines.base import GroupLogits, Selected, select_tokens
+from dpray.engines.base import Failed, GroupLogits, HostSync, Selected, select_tokens
 from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction import token
@@ -22,27 +22,9 @@ from dpray.methods.private_prediction.logits import Rows, distribution_distances
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.step import Coins, Group, Step
 from dpray.methods.private_prediction.token import PrivateTokenSelector
-from tests.methods.private_prediction.one_by_one import OneByOne
+from tests.methods.private_prediction.one_by_one import KINDS, OneByOne, mechanism
 
-DCLIP: dict[str, Any] = {"clip": "dclip", "clip_bound": 2.0, "temperature": 0.8}
-RECENTRED: dict[str, Any] = {"clip": "recentred", "clip_bound": 9.7, "temperature": 0.5}
-KINDS: dict[str, dict[str, Any]] = {
-    "recentred": RECENTRED,
-    "dclip": DCLIP,
-    "top_k": DCLIP | {"candidates": "top_k", "k": 40},
-    "top_k_plus": DCLIP | {"candidates": "top_k_plus", "k": 40},
-    "recentred, top_k": RECENTRED | {"candidates": "top_k", "k": 40},
-    "sparse vector": RECENTRED | {"threshold": 1.1, "noise": 0.2},
-    "gate": RECENTRED | {"sure_probability": 0.1},
-    "gate and sparse vector": DCLIP | {"sure_probability": 0.12, "threshold": 1.1, "noise": 0.2},
-}
 POSITIONS = 6
-
-
-def mechanism(kind: str, **changes: Any) -> PrivateToken:
-    fields = {"batch_size": 16, "private_tokens": 5, "public_temperature": 1.0}
-    return PrivateToken(**(fields | KINDS[kind] | changes))
-
 
 Input = tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any, list[int]]
 """Private rows, their highest logits, public logits, what a schema allows, and the copies."""
@@ -62,8 +44,8 @@ def inputs(V: int, groups: int, position: int, masked: bool) -> list[Input]:
             z[0, rng.randrange(V)] = rng.choice([math.nan, math.inf, -math.inf, 0.0])
             z[1, ::2] = rng.choice([-math.inf, 1.0])
             z[2] = rng.choice([-math.inf, 2.0])
-        if rng.random() < 0.1:
-            z[-1, rng.randrange(V)] = math.inf
+        if rng.random() < 0.2:
+            z[-1, rng.randrange(V)] = rng.choice([math.inf, math.nan])
         allowed = np.array([rng.random() < 0.5 for _ in range(V)]) if masked else None
         excluded = rng.sample(range(V), 3) if masked and rng.random() < 0.5 else []
         if allowed is not None:
@@ -103,7 +85,9 @@ def together() -> Iterator[None]:
         yield
 
 
-def texts_agree(kind: str, groups: int, V: int = 61, masked: bool = False) -> bool:
+def texts_agree(
+    kind: str, groups: int, V: int = 61, masked: bool = False, device: str = "cpu"
+) -> bool:
     """Draw a text of each group, and the same from the reference; groups end one by one."""
     m = mechanism(kind)
     texts = [(named_key("5a" * 32, str(g)), g % 5) for g in range(groups)]
@@ -111,30 +95,41 @@ def texts_agree(kind: str, groups: int, V: int = 61, masked: bool = False) -> bo
     reference = [OneByOne(m, key, t) for key, t in texts]
     for position in range(POSITIONS):
         step = inputs(V, groups, position, masked)
-        for selector, (*_, allowed, excluded) in zip(drawn, step, strict=True):
+        selections = []
+        for selector, (*logits, allowed, excluded) in zip(drawn, step, strict=True):
             stub: Any = Stub(allowed, excluded)
             selector.mask = stub if masked else None
             selector.copies = stub if masked else None
-        given = zip(drawn, (GroupLogits(*each[:3]) for each in step), strict=True)
-        ends = select_tokens([selector.select(logits) for selector, logits in given])
+            selections.append(selector.select(GroupLogits(*(each.to(device) for each in logits))))
         expected = [r.select(*given) for r, given in zip(reference, step, strict=True)]
-        if ends != [Selected(token) for token in expected]:
+        if select_tokens(selections) != [Selected(token) for token in expected]:
             return False
     assert groups == 1 or "gate" in kind or any(r.t >= m.private_tokens for r in reference)
     counts = [(s.t, s.public_tokens) for s in drawn]
     return counts == [(r.t, r.public_tokens) for r in reference]
 
 
-@pytest.mark.parametrize("way", [together, nullcontext], ids=["together", "looking"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tokens_are_those_of_one_group_after_the_other(
-    kind: str, way: Callable[[], Any]
-) -> None:
-    with way():
-        for groups in (1, 8, 32):
-            assert texts_agree(kind, groups)
-            assert texts_agree(kind, groups, masked=True)
-        assert texts_agree(kind, 8, V=3001)
+def test_the_tokens_are_those_of_one_group_after_the_other(kind: str, device: str) -> None:
+    """On a CPU each group is a step by itself, or all are one, as they are on a GPU."""
+    for way in (together, nullcontext) if device == "cpu" else (nullcontext,):
+        with way():
+            for groups in (1, 12):
+                assert texts_agree(kind, groups, device=device)
+                assert texts_agree(kind, groups, masked=True, device=device)
+            assert texts_agree(kind, 4, V=3001, device=device)
+
+
+def test_a_selection_that_fails_ends_no_other() -> None:
+    def breaks(value: torch.Tensor) -> Selected:
+        raise ArithmeticError(f"{value.tolist()} of {value.dtype}")
+
+    selector, z = PrivateTokenSelector(mechanism("dclip").values, "5a" * 32), torch.zeros(4, 9)
+    good = selector.select(GroupLogits(z[1:], highest(z[1:]), z[0]))
+    failed, other = select_tokens([HostSync(torch.ones(2).double(), torch.stack, breaks), good])
+    assert isinstance(failed, Failed) and isinstance(failed.error, ArithmeticError)
+    assert str(failed.error) == "[1.0, 1.0] of torch.float64"
+    assert isinstance(other, Selected)
 
 
 def a_uniform_is_used_twice() -> Any:
@@ -180,7 +175,7 @@ def a_row_spills_into_the_next_group() -> Any:
 )
 def test_a_fault_gives_other_tokens(kind: str, fault: Callable[[], Any]) -> None:
     with together(), fault():
-        assert not all(texts_agree(kind, groups) for groups in (8, 32))
+        assert not all(texts_agree(kind, groups) for groups in (8, 24))
 
 
 def results(step: Step) -> list[torch.Tensor]:

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from dpray.engines.base import select_token
-from dpray.engines.finite_rows import highest
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.logits import halves, sample_softmax
 from dpray.methods.private_prediction.mechanism import PrivateToken
-from dpray.methods.private_prediction.step import Coins, Group, Step
 from dpray.methods.private_prediction.token import PrivateTokenSelector
 
 ROWS = torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 1.0]])
@@ -50,15 +48,6 @@ def test_the_bound_on_private_tokens_holds_inside_a_text() -> None:
     assert selector.state()["t"] == 3
 
 
-def test_same_key_same_tokens_other_key_others() -> None:
-    def tokens(key: str) -> list[int | None]:
-        selector = PrivateTokenSelector(asdict(mechanism(threshold=0.3, noise=0.1)), key)
-        return [select_token(selector, ROWS, PUBLIC) for _ in range(64)]
-
-    key = new_key()
-    assert tokens(key) == tokens(key) != tokens(new_key())
-
-
 def test_public_tokens_are_free_and_a_private_one_draws_a_new_threshold() -> None:
     m = mechanism(threshold=1e6, noise=0.1)
     selector = PrivateTokenSelector(asdict(m), new_key())
@@ -81,15 +70,6 @@ def test_public_tokens_are_free_and_a_private_one_draws_a_new_threshold() -> Non
 def test_arguments_are_plain_json() -> None:
     arguments = asdict(mechanism(threshold=0.5, noise=0.1))
     assert PrivateToken(**json.loads(json.dumps(arguments))) == mechanism(threshold=0.5, noise=0.1)
-
-
-def test_low_precision_logits_are_added_up_in_float64() -> None:
-    rows = torch.full((2000, 3), 1.0, dtype=torch.bfloat16)
-    token = mechanism(batch_size=2000, clip_bound=0.1)
-    group = Group(rows, highest(rows), PUBLIC, Coins())
-    [mean] = Step(token, [group], looks=True).averages_GK
-    assert mean.dtype == torch.float64
-    assert mean.tolist() == pytest.approx([0.1] * 3, rel=1e-5)
 
 
 def test_sampling_never_takes_a_forbidden_token() -> None:
