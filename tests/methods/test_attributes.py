@@ -155,8 +155,13 @@ def exact_labels(shards: Any, histogram: PairHistograms) -> dict[str, object]:
     return histogram.released(np.sum(shards.each(session.LabelCounter.counts), axis=0))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("fault", [None, "drawn from the real counts"])
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [
+        *product(METHODS, [None]),
+        *product(["private_prediction", "aug_pe"], ["drawn from the real counts"]),
+    ],
+)
 def test_records_reach_the_draw_through_noisy_counts_only(
     config: Callable[..., Config],
     asked: Asked,

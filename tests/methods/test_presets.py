@@ -160,19 +160,16 @@ def test_a_preset_in_a_chain_and_one_of_a_method_without_any(settings: Settings)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(
-    ("kind", "preset"), NAMES, ids=lambda each: getattr(each, "__name__", each)
-)
-def test_a_small_run_of_each_preset(
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_small_run_of_a_preset(
     tree: Callable[..., dict[str, Any]],
     kind: type[TextSettings],
-    preset: str,
     engine: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A run keeps the resolved keys: it goes on by them, whatever names them."""
     monkeypatch.setattr(shards, "SentenceTransformerEmbedder", BagOfWords)
-    name = name_of(kind)
+    name, preset = name_of(kind), "paper"
     if name == "dp_kps":
         monkeypatch.setattr("dpray.methods.dp_kps.plan.SentenceTransformerEmbedder", BagOfWords)
     config = parse_config(tree(name, preset, **SMALL[name]))

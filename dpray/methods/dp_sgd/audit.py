@@ -9,7 +9,7 @@ a run released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,11 +55,6 @@ SAME = 1e-6
 """
 
 TEXTS_PER_BATCH = 64
-
-
-def targets(plan: DpSgd) -> Iterator[Target]:
-    """Yield the training."""
-    yield training_target(plan)
 
 
 class CanaryTable(nn.Module):

@@ -118,9 +118,9 @@ class DpSgdPlan(Plan):
         return self.method.dp_event
 
     def audit_targets(self) -> Iterator[Target]:
-        from dpray.methods.dp_sgd.audit import targets
+        from dpray.methods.dp_sgd.audit import training_target
 
-        return targets(self.method)
+        yield training_target(self.method)
 
     @property
     def reads(self) -> Reads:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from dpray.accounting.accountant import cost
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import NEIGHBORING_RELATION, Event
-from dpray.config.config import Config, DataConfig
+from dpray.config.config import DataConfig
 from dpray.engines.base import PlainPrompt, Sampling
 from dpray.engines.model_path import BASE_PLACE, absolute_model
 from dpray.engines.requests import Request, ask_until_accepted
@@ -75,8 +75,8 @@ def release(session: DpSgdSession) -> Release:
             "the same command goes on from the last checkpoint: the steps after it, "
             f"{plan.checkpoint_steps} at most, use up method.spare_steps or are charged again"
         )
-    trained = session.publish_once(MODEL, train, session, pays_for_repeats=True)
-    files: dict[str, str] = trained["files"]
+    published = session.publish_once(MODEL, finish_training, session, pays_for_repeats=True)
+    files: dict[str, str] = published["files"]
     session.resume_hint = resume_hint
     if hashes(released_folder(session)) != files:
         raise DprayError("private/model: the tuned model is not there, or altered")
@@ -97,13 +97,27 @@ def release(session: DpSgdSession) -> Release:
     return Release(records, report(session, files, sum(lost)), released_folder(session))
 
 
-def train(session: DpSgdSession) -> dict[str, object]:
+def finish_training(session: DpSgdSession) -> dict[str, object]:
     """Make all steps that are not made yet; return the files to release with their SHA-256."""
     charge_repeats(session)
-    tuned, steps = tuned_folder(session), session.plan.method.steps
+    plan, tuned, steps = session.plan, tuned_folder(session), session.plan.method.steps
     shutil.rmtree(tuned, ignore_errors=True)
     session.show("loading the model", 0, steps)
-    training = training_of(session)
+    training = Training(
+        method=plan.method,
+        read=partial(read_units, str(tokens_folder(session))),
+        base=with_absolute_model(plan.config.engine).model,
+        base_name=model_name(plan.config.engine.model),
+        folder=str(tuned),
+        journal=Journal(
+            session.ledger,
+            session.charge_key(),
+            session.attempt_id,
+            str(session.folder.private.resolve() / CHECKPOINTS),
+            steps,
+            plan.checkpoint_steps,
+        ),
+    )
     while True:
         run_training(session, training, lambda t: session.show("training steps", t, steps))
         # It stops after a notice that a machine will be taken away, and goes on with others.
@@ -113,26 +127,6 @@ def train(session: DpSgdSession) -> dict[str, object]:
     # A rank of an earlier attempt that was lost, and lives on, may have begun another block.
     charge_repeats(session)
     return {"files": hashes(released_folder(session))}
-
-
-def training_of(session: DpSgdSession) -> Training:
-    plan = replace(session.plan, config=with_absolute_paths(session.config))
-    private = session.folder.private.resolve()
-    return Training(
-        method=plan.method,
-        read=partial(read_units, str(tokens_folder(session))),
-        base=plan.config.engine.model,
-        base_name=model_name(session.config.engine.model),
-        folder=str(tuned_folder(session)),
-        journal=Journal(
-            session.ledger,
-            session.charge_key(),
-            session.attempt_id,
-            str(private / CHECKPOINTS),
-            plan.method.steps,
-            plan.checkpoint_steps,
-        ),
-    )
 
 
 def run_training(session: DpSgdSession, training: Training, show: OnStep) -> None:
@@ -172,7 +166,8 @@ def encode_records(session: DpSgdSession) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     make_private(folder)
     session.show("encoding records")
-    plan = replace(session.plan, config=with_absolute_paths(session.config))
+    engine = with_absolute_model(session.config.engine)
+    plan = replace(session.plan, config=session.config.model_copy(update={"engine": engine}))
     write_names(folder, (shards_here if session.in_process else shards_on_ray)(plan, folder))
 
 
@@ -340,15 +335,6 @@ def released_folder(session: DpSgdSession) -> Path:
     """Return the folder of the files to release: the tuned model, or its adapters only."""
     tuned = tuned_folder(session)
     return tuned / ADAPTER if session.plan.settings.tuning == "lora" else tuned
-
-
-def with_absolute_paths(config: Config) -> Config:
-    """Make paths absolute for ranks, which have another working directory."""
-    data = config.data
-    if "://" not in data.path:
-        path = str(Path(data.path).expanduser().absolute())
-        data = data.model_copy(update={"path": path})
-    return config.model_copy(update={"data": data, "engine": with_absolute_model(config.engine)})
 
 
 def hashes(folder: Path) -> dict[str, str]:

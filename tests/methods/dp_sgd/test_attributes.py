@@ -11,18 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ray.exceptions import WorkerCrashedError
 
-from dpray.accounting.events import DiscreteGaussian
 from dpray.config.config import Config
 from dpray.config.data import RELEASED
 from dpray.evaluation.row_check import check_rows
 from dpray.io.formats import Where
 from dpray.mechanisms.attributes import draw_values
 from dpray.methods import registry as methods
-from dpray.methods.dp_sgd import release
 from dpray.report.card import FIELDS
-from dpray.runs import session
 from dpray.types import InputError
 from dpray.workers.rows import to_row
 from tests.workers.outcomes import lines
@@ -70,42 +66,6 @@ def test_texts_are_written_for_measured_combinations(config: Callable[..., Confi
     assert "attributes: exact discrete" in report["noise_source"]
 
 
-def test_the_histograms_are_not_drawn_twice(
-    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The machine is lost after they were published: the run goes on with the same counts."""
-    drawn: list[dict[str, Any]] = []
-    measure, encode, losses = session.noisy_labels, release.encode_records, [WorkerCrashedError()]
-
-    def losing(session: release.DpSgdSession) -> None:
-        if losses:
-            raise losses.pop()
-        encode(session)
-
-    def counting(*arguments: Any) -> dict[str, Any]:
-        drawn.append(measure(*arguments))
-        return drawn[-1]
-
-    monkeypatch.setattr(session, "noisy_labels", counting)
-    monkeypatch.setattr(release, "encode_records", losing)
-    run = config(**ATTRIBUTES, **SMALL)
-    methods.run(run)
-    kept = json.loads((Path(run.output.path) / "private" / "parts" / "labels.json").read_text())
-    assert not losses and len(drawn) == 1
-    assert kept["noisy_counts"] == drawn[0]["noisy_counts"]
-
-
-def test_a_plan_charges_for_the_histograms_beforehand(config: Callable[..., Config]) -> None:
-    plan = methods.make_plan(config(**ATTRIBUTES))
-    found = plan.dp_event.terms()
-    [sigma] = [event.sigma for event in found if isinstance(event, DiscreteGaussian)]
-    assert found[DiscreteGaussian(sigma, 1)] == 3
-    unit = {"data__unit": "patient", "data__max_records_per_unit": 2}
-    of_units = methods.make_plan(config(**ATTRIBUTES, **unit)).dp_event.terms()
-    [doubled] = [event for event in of_units if isinstance(event, DiscreteGaussian)]
-    assert (doubled.sensitivity, doubled.sigma) == (2, pytest.approx(2 * sigma))
-
-
 def test_a_value_that_is_not_listed_is_refused_or_other(
     config: Callable[..., Config],
 ) -> None:
@@ -122,15 +82,6 @@ def test_a_value_that_is_not_listed_is_refused_or_other(
     assert found_row is not None and found_row["columns"]["city"] == "other"
     with pytest.raises(InputError, match="'city' is not one of its public ones"):
         to_row(where, row, run.data, run.data.public_values)
-
-
-def test_a_column_that_is_not_there_is_found_before_the_charge(
-    config: Callable[..., Config],
-) -> None:
-    run = config(**ATTRIBUTES | {"data__attributes": {"stars": [1, 5], "citi": ["x", "other"]}})
-    with pytest.raises(InputError, match=r"no column 'citi'.*did you mean 'city'"):
-        methods.run(run)
-    assert not Path(run.privacy.ledger.removeprefix("sqlite:///")).exists()
 
 
 @pytest.mark.parametrize(

@@ -172,43 +172,32 @@ def test_a_unit_brings_its_records_together(
     assert len({unit for unit, _ in texts_of(config())}) == 61
 
 
-def test_the_values_of_columns_are_drawn_as_their_shares_say(config: Callable[..., Config]) -> None:
-    import numpy as np
-
-    shares: list[dict[Any, float]] = [
-        {(("label", "a"),): 0.5, (("label", "b"),): 0.5},
-        {(("stars", "1"),): 0.2, (("stars", "5"),): 0.8},
-    ]
-    drawn = draw_values(shares, 100, np.random.default_rng(0))
-    counts = {(v["label"], v["stars"]): 0 for v in drawn}
-    for values in drawn:
-        counts[values["label"], values["stars"]] += 1
-    assert counts["a", "1"] + counts["b", "1"] == 20
-    assert counts["a", "1"] + counts["a", "5"] == 50
-    assert 3 <= counts["a", "1"] <= 17
-
-
-def test_combinations_are_drawn_together(config: Callable[..., Config], records_file: Path) -> None:
-    rows = [json.loads(line) for line in records_file.read_text().splitlines()]
-    rows = [row | {"stars": 5 if row["label"] == "a" else 1} for row in rows]
-    records_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_columns_and_combinations_are_drawn_as_their_shares_say(
+    config: Callable[..., Config],
+) -> None:
     combinations = [
         {"share": 0.75, "values": {"label": "a", "stars": 5}},
         {"share": 0.25, "values": {"stars": 1, "label": "b"}},
     ]
-    joint = {
-        "method__control_columns": {"label": "Kind", "stars": "Stars"},
-        "method__control_combinations": combinations,
-    }
-    small = {"method__epochs": 0.2, "method__records": 8, "method__max_length": 40}
-    run = config(**joint, **small)
-    report = methods.run(run)
-    found = [(record["label"], record["control"]["stars"]) for record in lines(run)]
-    assert sorted(found) == [("a", "5")] * 6 + [("b", "1")] * 2
-    assert report["sampling"]["control_values"] == {
+    columns = {"label": "Kind", "stars": "Stars", "city": "City"}
+    plan: Any = methods.make_plan(
+        config(
+            method__control_columns=columns,
+            method__control_values={"city": {"x": 0.2, "y": 0.8}},
+            method__control_combinations=combinations,
+            method__max_length=60,
+        )
+    )
+    assert plan.shares == {
         "label": {"a": 0.75, "b": 0.25}, "stars": {"5": 0.75, "1": 0.25},
+        "city": {"x": 0.2, "y": 0.8},
     }  # fmt: skip
-    assert report["sampling"]["label_mix"] == {"a": 0.75, "b": 0.25}
+    drawn = draw_values(plan.groups, 100, np.random.default_rng(0))
+    found = Counter((values["label"], values["stars"], values["city"]) for values in drawn)
+    assert {key[:2] for key in found} == {("a", "5"), ("b", "1")}
+    assert found["a", "5", "x"] + found["a", "5", "y"] == 75
+    assert found["a", "5", "x"] + found["b", "1", "x"] == 20
+    assert 3 <= found["a", "5", "x"] <= 18
 
 
 @pytest.mark.parametrize(

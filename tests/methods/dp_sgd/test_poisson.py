@@ -103,8 +103,7 @@ def numbers_fit(drawn: Counter[tuple[int, ...]], units: int, q: float) -> bool:
     return fits_probabilities(numbers.tolist(), stats.binom(units, q).pmf(np.arange(units + 1)))
 
 
-@pytest.mark.parametrize("units", [FEW, FEW + 1])
-@pytest.mark.parametrize("q", [0.5, 0.3])
+@pytest.mark.parametrize(("units", "q"), [(FEW, 0.3), (FEW + 1, 0.5)])
 def test_every_set_of_units_comes_as_often_as_by_independent_coins(units: int, q: float) -> None:
     drawn = draws(poisson_batch, units, q)
     assert sets_fit(drawn, units, q) and numbers_fit(drawn, units, q)
@@ -149,7 +148,7 @@ def test_no_unit_joins_more_often_than_the_step_states(
     assert Fraction(q) - Fraction(1, 2**COIN_BITS) < Fraction(thresholds[0], 2**COIN_BITS) <= q
 
 
-@pytest.mark.parametrize("coins", [0, 1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("coins", [0, 1, 64, 65, 1000])
 def test_fair_coins_are_the_bits_of_random_words(coins: int) -> None:
     key = new_key()
     words = generator(key).integers(2**64, size=-(-coins // 64), dtype=np.uint64)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_a_run_from_data_to_release(
     config: Callable[..., Config], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = config()
+    run = config(method__records=6)
     shown: list[Any] = []
     private = Path(run.output.path) / "private"
 
@@ -128,15 +128,6 @@ def test_noise_from_epsilon_pays_for_a_repeated_block(config: Callable[..., Conf
     assert 0.999 * 4.0 < one.cost.epsilon <= 4.0
     summary = one.summary()
     assert summary["method"]["spare_steps"] == 2 and summary["mechanisms"][0]["count"] == 8
-
-
-def test_the_label_mix_is_measured_and_charged(config: Callable[..., Config]) -> None:
-    every = {"method__batch_size": 60, "method__epochs": 1, "method__records": 2}
-    run = config(data__label_proportions="measured", privacy__epsilon_labels=8.0, **every)
-    report = methods.run(run)
-    names = {m["name"] for m in report["mechanisms"]}
-    assert names == {"discrete_laplace", "poisson_subsampled_gaussian"}
-    assert report["sampling"]["control_values"]["label"] == report["sampling"]["label_mix"]
 
 
 def test_a_released_model_is_tuned_again(

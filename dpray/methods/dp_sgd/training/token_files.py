@@ -67,7 +67,8 @@ def _write_files(folder: Path, texts: Iterable[tuple[str, int, TrainingText]], m
     with open(folder / IDS, "wb") as file:
         for unit, rank, text in texts:
             np.asarray(text.ids, dtype=np.int32).tofile(file)
-            digests += _unit_digest(unit)
+            name = unit.encode("utf-8", "surrogatepass")
+            digests += hashlib.blake2b(name, digest_size=DIGEST_BYTES).digest()
             numbers.extend((rank, len(text.ids), text.given))
     high_N, low_N = np.frombuffer(digests, dtype=np.uint64).reshape(-1, 2).T
     rank_N, length_N, given_N = np.frombuffer(numbers, dtype=np.int64).reshape(-1, 3).T
@@ -161,11 +162,6 @@ class _MappedShard:
         return [
             TrainingText(self._ids[begin : begin + length], given) for begin, length, given in rows
         ]
-
-
-def _unit_digest(unit: str) -> bytes:
-    encoded = unit.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES).digest()
 
 
 def _mapped(path: Path) -> npt.NDArray[Any]:

@@ -154,7 +154,9 @@ class ReferenceTrainer:
 
     @property
     def _coordinates(self) -> int:
-        return sum(shape_of(parameter).numel() for parameter in self._trained.values())
+        # DeepSpeed may keep a part of a parameter here, and its whole shape in `ds_shape`.
+        shapes = (getattr(p, "ds_shape", p.shape) for p in self._trained.values())
+        return sum(shape.numel() for shape in shapes)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the state that a training resumes from, on the CPU: each trained weight and each of
@@ -194,12 +196,6 @@ class ReferenceTrainer:
 
     def _put_moment(self, parameter: torch.Tensor, kind: str, moment: torch.Tensor) -> None:
         self._optimizer.state[parameter][kind].copy_(moment)
-
-
-def shape_of(parameter: torch.Tensor) -> torch.Size:
-    """Return the shape of the whole parameter, of which DeepSpeed may keep a part here."""
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return shape
 
 
 @dataclass(frozen=True)

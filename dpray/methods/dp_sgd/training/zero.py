@@ -31,12 +31,9 @@ weights that are gathered ahead, in all."""
 
 def shared_key(device: torch.device) -> str:
     """Return a `new_key()` of rank 0 to all ranks; it is in no configuration, log or file."""
-    key = torch.zeros(32, dtype=torch.uint8)
-    if dist.get_rank() == 0:
-        key = torch.frombuffer(bytearray.fromhex(new_key()), dtype=torch.uint8)
-    key = key.to(device)
-    dist.broadcast(key, src=0)
-    return bytes(key.cpu().tolist()).hex()
+    keys = [new_key()]
+    dist.broadcast_object_list(keys, src=0, device=device)
+    return keys[0]
 
 
 def zero_config(stage: int) -> dict[str, object]:

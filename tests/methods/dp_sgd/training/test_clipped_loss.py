@@ -57,7 +57,7 @@ def tiny(name: str) -> PerExampleLoss:
 
 
 @pytest.mark.parametrize("two_passes", [False, True])
-@pytest.mark.parametrize("size", [1, 2, 5, 7])
+@pytest.mark.parametrize("size", [2, 7])
 def test_micro_batches_and_passes_change_nothing(size: int, two_passes: bool, device: str) -> None:
     loss, batch = PerExampleLoss(gpt2()).eval().to(device), texts(7)
     plain = plain_clipped_sum(loss.model, batch, C)
@@ -71,7 +71,7 @@ def moved_by(loss: PerExampleLoss, batch: list[TrainingText], new: TrainingText,
     return float((with_it - clipped_sum(loss, batch, c, 3)).double().norm())
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     model=st.sampled_from(["gpt2", "llama", "llama_tied"]),
     seed=st.integers(0, 10**6),
@@ -121,10 +121,21 @@ def poisoned(name: str, precision: Any, value: float) -> PerExampleLoss:
     return loss
 
 
-@pytest.mark.parametrize("two_passes", [False, True])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "lora"])
-@pytest.mark.parametrize("value", [torch.inf, torch.nan, 3e38, 1e25, 1e-42])
+@pytest.mark.parametrize(
+    ("value", "name", "precision", "two_passes"),
+    [
+        (torch.inf, "gpt2", "float32", False),
+        (torch.inf, "lora", "bfloat16", True),
+        (torch.nan, "llama", "bfloat16", False),
+        (torch.nan, "gpt2", "float32", True),
+        (3e38, "lora", "float32", False),
+        (3e38, "llama", "bfloat16", True),
+        (1e25, "gpt2", "bfloat16", False),
+        (1e25, "llama", "float32", True),
+        (1e-42, "llama", "float32", False),
+        (1e-42, "lora", "float32", True),
+    ],
+)
 def test_an_example_adds_at_most_c_whatever_its_numbers_are(
     value: float, name: str, precision: Any, two_passes: bool
 ) -> None:
@@ -144,16 +155,6 @@ def test_an_example_adds_at_most_c_whatever_its_numbers_are(
         for place in (0, 2, 4):
             total = clipped_sum(loss, [*batch[:place], bad, *batch[place:]], C, 5, two_passes)
             assert (total - alone - without).norm() <= room
-
-
-def test_a_loss_is_the_mean_over_the_texts_own_tokens() -> None:
-    loss, text = PerExampleLoss(gpt2()).eval(), TrainingText((5, 6, 7, 8, 9), 3)
-    logits = loss.model(input_ids=torch.tensor([text.ids])).logits[0]
-    log_p = torch.log_softmax(logits, -1)
-    alone = -(log_p[2, 8] + log_p[3, 9]) / 2
-    batch = MicroBatch.of([text, *texts(3)])
-    losses, _ = loss(batch.ids, batch.mask, batch.labels)
-    torch.testing.assert_close(losses[0], alone, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -222,8 +223,15 @@ def norms_of_what_is_added(loss: PerExampleLoss, batch: MicroBatch, c: float) ->
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", MAKES)
-@pytest.mark.parametrize(("longest", "c"), [(6, 0.01), (24, 0.05), (60, 1.0)])
+@pytest.mark.parametrize(
+    ("name", "longest", "c"),
+    [
+        ("gpt2", 24, 0.05),
+        ("gpt2_narrow", 60, 1.0),
+        ("llama_tied", 60, 0.05),
+        ("llama_lora", 6, 0.01),
+    ],
+)
 def test_what_is_added_for_an_example_is_at_most_c_and_little_less(
     name: str, precision: Any, longest: int, c: float
 ) -> None:
@@ -233,8 +241,11 @@ def test_what_is_added_for_an_example_is_at_most_c_and_little_less(
     assert 0.999 * c < max(norms) <= c
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", MAKES)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("gpt2", "float32"), ("gpt2_narrow", "bfloat16"), ("llama_tied", "float32"),
+     ("llama_lora", "bfloat16")],
+)  # fmt: skip
 def test_two_passes_stay_within_c(name: str, precision: Any, device: str) -> None:
     """After rounding in both passes, the true norm of an example's gradient is at most C."""
     loss = PerExampleLoss(MAKES[name](), precision).eval().to(device)
@@ -290,8 +301,7 @@ def test_the_check_of_a_bfloat16_model_is_in_float32() -> None:
     assert loss.precision == "bfloat16"
 
 
-@pytest.mark.parametrize("two_passes", [False, True])
-@pytest.mark.parametrize("name", ["gpt2", "llama_lora"])
+@pytest.mark.parametrize(("name", "two_passes"), [("gpt2", False), ("llama_lora", True)])
 def test_bfloat16_adds_up_in_float32(name: str, two_passes: bool) -> None:
     loss = PerExampleLoss(MAKES[name](), "bfloat16", two_passes).eval()
     batch = MicroBatch.of(texts(4))
@@ -308,8 +318,9 @@ SUM_ROUNDING = 1e-5
 """The sum of others moves by so much, over the clip norm."""
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
-@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize(
+    ("tuning", "precision"), [("full", "float32"), ("full", "bfloat16"), ("lora", "bfloat16")]
+)
 def test_a_text_does_not_move_the_gradients_of_others(
     precision: Any, tuning: str, device: str
 ) -> None:

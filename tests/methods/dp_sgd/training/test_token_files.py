@@ -50,8 +50,8 @@ def written(folder: Path, texts: Texts, shards: int, most: int = 1) -> MappedUni
     return MappedUnits(folder, shard_names(folder))
 
 
-@pytest.mark.parametrize("shards", [1, 3, 50])  # fifty for forty units: some shards are empty
-@pytest.mark.parametrize("most", [1, 2, 5])
+# Fifty shards for forty units: some are empty.
+@pytest.mark.parametrize(("shards", "most"), [(1, 5), (3, 2), (50, 1)])
 def test_every_units_texts_of_lowest_rank_come_back(tmp_path: Path, shards: int, most: int) -> None:
     texts = made_up(40, 4)
     units = written(tmp_path, texts, shards, most)
@@ -100,8 +100,7 @@ def test_equal_texts_of_other_units_are_other_units(tmp_path: Path) -> None:
 def test_no_shard_has_no_unit(tmp_path: Path) -> None:
     """As where data.empty leaves out every record."""
     write_names(tmp_path, [])
-    units = MappedUnits(tmp_path, shard_names(tmp_path))
-    assert len(units) == 0
+    assert len(MappedUnits(tmp_path, shard_names(tmp_path))) == 0
     (tmp_path / "shards.json").write_text("[")
     with pytest.raises(InputError, match="is damaged; remove the folder"):
         shard_names(tmp_path)
