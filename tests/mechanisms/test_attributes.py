@@ -38,13 +38,6 @@ def test_a_unit_moves_each_histogram_by_its_records(
         assert np.abs(part).sum() <= len(unit)
 
 
-@given(record)
-def test_a_record_is_in_one_cell_of_each_histogram(one: dict[str, str]) -> None:
-    counts = PAIRS.count([one])
-    assert len(counts) == sum(SIZES)
-    assert [part.sum() for part in np.split(counts, np.cumsum(SIZES)[:-1])] == [1, 1, 1]
-
-
 def test_a_value_that_is_not_public_counts_nowhere() -> None:
     """The record still counts in the histogram of its other two columns."""
     counts = PAIRS.count([{"kind": "a", "stars": "secret", "city": "x"}])

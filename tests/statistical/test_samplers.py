@@ -15,6 +15,7 @@ from scipy import stats
 from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.mechanism import PrivateToken, SparseVector
 from dpray.methods.private_prediction.step import draw_private
+from tests.methods.private_prediction.one_by_one import private_token
 from tests.statistical.two_sided import WRONG_SCALES, fits_distribution, fits_probabilities
 
 TOKENS = 7_000
@@ -48,25 +49,13 @@ def private_counts(mechanism: PrivateToken, claimed: PrivateToken) -> bool:
     )
 
 
-def mechanism(**changes: object) -> PrivateToken:
-    values: dict[str, object] = {
-        "batch_size": 2,
-        "private_tokens": 10,
-        "clip": "recentred",
-        "clip_bound": 2.0,
-        "temperature": 0.8,
-        "public_temperature": 1.0,
-    }
-    return PrivateToken(**(values | changes))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("clip", ["recentred", "dclip"])
 @both_ways
 @pytest.mark.parametrize("parameter", ["temperature", "clip_bound"])
 def test_private_tokens_have_the_claimed_distribution(
     clip: str, scale: float, parameter: str
 ) -> None:
-    claimed = mechanism(clip=clip, clip_bound=1.0)
+    claimed = private_token(batch_size=2, clip=clip, clip_bound=1.0, temperature=0.8)
     run = replace(claimed, **{parameter: getattr(claimed, parameter) * scale})
     assert private_counts(run, claimed) == (scale == 1)
 

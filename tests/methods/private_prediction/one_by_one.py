@@ -30,9 +30,17 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+def private_token(**changes: Any) -> PrivateToken:
+    """The mechanism of a batch of four with three private tokens, but for the `changes`."""
+    fields = {
+        "batch_size": 4, "private_tokens": 3, "clip": "recentred", "clip_bound": 2.0,
+        "temperature": 1.0, "public_temperature": 1.0,
+    }  # fmt: skip
+    return PrivateToken(**(fields | changes))
+
+
 def mechanism(kind: str, **changes: Any) -> PrivateToken:
-    fields = {"batch_size": 16, "private_tokens": 5, "public_temperature": 1.0}
-    return PrivateToken(**(fields | KINDS[kind] | changes))
+    return private_token(**({"batch_size": 16, "private_tokens": 5} | KINDS[kind] | changes))
 
 
 def steps(values: torch.Tensor, grid: float) -> torch.Tensor:

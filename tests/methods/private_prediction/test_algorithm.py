@@ -11,16 +11,9 @@ import pytest
 from dpray.engines.base import Following, LockstepGroup, LockstepResult
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
-from dpray.methods.private_prediction.mechanism import PrivateToken
+from tests.methods.private_prediction.one_by_one import private_token
 
-MECHANISM = PrivateToken(
-    batch_size=4,
-    private_tokens=10,
-    clip="recentred",
-    clip_bound=10.0,
-    temperature=2.0,
-    public_temperature=1.5,
-)
+MECHANISM = private_token(private_tokens=10)
 BATCH = Batch("0/3", ((1, 2), (3,)), (4,), "5a" * 32)
 
 

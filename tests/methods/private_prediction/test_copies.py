@@ -16,6 +16,7 @@ from dpray.methods.private_prediction.logits import CopyFilter
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.token import PrivateTokenSelector
 from dpray.types import InputError
+from tests.methods.private_prediction.one_by_one import private_token
 
 Settings = Callable[..., dict[str, Any]]
 
@@ -53,17 +54,9 @@ def test_a_text_shares_no_more_tokens_in_a_row_than_it_may(longest: int) -> None
 
 
 def mechanism(**changes: Any) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "batch_size": 2,
-        "private_tokens": 100,
-        "clip": "recentred",
-        "clip_bound": 10.0,
-        "temperature": 0.01,
-        "public_temperature": 0.01,
-        "candidates": "top_k",
-        "k": V - 1,
-    }
-    return asdict(PrivateToken(**(values | changes)))
+    tops = {"clip_bound": 10.0, "temperature": 0.01, "candidates": "top_k", "k": V - 1}
+    fields = {"batch_size": 2, "private_tokens": 100, "public_temperature": 0.01} | tops
+    return asdict(private_token(**(fields | changes)))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,6 +35,7 @@ from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.token import PrivateTokenSelector
 from dpray.types import InputError
 from tests.engines.schemas import DASH, EOS, FILM, A, B
+from tests.methods.private_prediction.one_by_one import private_token
 
 Settings = Callable[..., dict[str, Any]]
 
@@ -50,12 +52,7 @@ Transcript = tuple[int, ...]
 Logits = tuple[torch.Tensor, torch.Tensor]
 
 
-def token(**changes: object) -> PrivateToken:
-    values: dict[str, object] = {
-        "batch_size": 4, "private_tokens": R, "clip": "dclip", "clip_bound": 2.0,
-        "temperature": 1.0, "public_temperature": 1.0,
-    }  # fmt: skip
-    return PrivateToken(**(values | changes))  # type: ignore[arg-type]
+token = partial(private_token, private_tokens=R, clip="dclip")
 
 
 @dataclass

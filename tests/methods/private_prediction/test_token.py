@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 import torch
@@ -12,21 +13,15 @@ from dpray.mechanisms.randomness import generator, new_key
 from dpray.methods.private_prediction.logits import halves, sample_softmax
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.token import PrivateTokenSelector
+from tests.methods.private_prediction.one_by_one import private_token
 
 ROWS = torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 1.0]])
 PUBLIC = torch.tensor([1.0, 1.0, 1.0])
 
 
-def mechanism(**changes: object) -> PrivateToken:
-    values: dict[str, object] = {
-        "batch_size": 255,
-        "private_tokens": 1000,
-        "clip": "recentred",
-        "clip_bound": 10.0,
-        "temperature": 2.0,
-        "public_temperature": 1.5,
-    }
-    return PrivateToken(**(values | changes))  # type: ignore[arg-type]
+mechanism = partial(
+    private_token, batch_size=255, private_tokens=1000, clip_bound=10.0, temperature=2.0
+)
 
 
 def test_rho_is_theorem_1() -> None:
