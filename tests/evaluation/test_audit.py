@@ -73,6 +73,17 @@ def test_a_plan_names_the_mechanisms_that_it_charges(
     assert all(event in charged for target in found for event in target.event.terms())
 
 
+def test_all_bounds_hold_together(settings: Settings) -> None:
+    """Each has an equal share of what the confidence leaves."""
+    config = parse_config(settings(method={"name": "aug_pe", "records": 4, "iterations": 3}))
+    targets, delta = list(make_plan(config).audit_targets()), config.privacy.delta
+    found = audit(config, run=no_run, trials=200, confidence=0.9)["mechanisms"]
+    assert len(targets) == 2
+    assert [each["most"] for each in found] == [
+        target.most(200, delta, 0.1 / 2) for target in targets
+    ]
+
+
 def test_the_sparse_vector_is_audited_where_it_is_on(settings: Settings) -> None:
     tree = settings(method__sparse_vector={"threshold": 0.5, "noise": 0.4})
     found = list(make_plan(parse_config(tree)).audit_targets())
