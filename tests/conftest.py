@@ -66,6 +66,7 @@ LONGEST = (
     "gpu/test_figures.py",
     "faults/test_nodes.py",
     *TOGETHER["gpus"],
+    "faults/test_notice.py",
     "integration/test_zero.py",
     "evaluation/test_mechanisms.py",
     "engines/test_second_runner.py",

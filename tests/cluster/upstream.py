@@ -1,8 +1,7 @@
 """The real guard under uvicorn, as Serve runs it, before an endpoint that needs no model.
 
-`python -m tests.cluster.upstream PORT [HASH]`; without a key's hash all of this machine may call.
-Each answer has the names of the headers that arrived in `x-arrived`, and the caller's address and
-request id beside it.
+`python -m tests.cluster.upstream PORT HASH`, with the hash of the only key. Each answer has the
+names of the headers that arrived in `x-arrived`, and the caller's address and request id beside it.
 """
 
 from __future__ import annotations
@@ -86,11 +85,10 @@ class Telling:
         await self._app(scope, receive, tell)
 
 
-def main(port: str, *keys: str) -> None:
+def main(port: str, key: str) -> None:
     config = ServeConfig.model_validate(
         {
-            "keys": list(keys),
-            "auth": "keys" if keys else "none",
+            "keys": [key],
             "limits": {"max_in_flight_per_key": 5000, "body_timeout_seconds": 5},
         }
     )

@@ -134,9 +134,3 @@ def test_a_preempted_row_ends_the_group(
     with pytest.raises(EngineError, match="not whole at token 4"):
         decode(vllm_engine, make_group(vllm_engine, "a", 5))
     assert draws == [5] * 4
-
-
-def test_nothing_stays_behind(vllm_engine: Any) -> None:
-    decode(vllm_engine, make_group(vllm_engine, "a", 3), make_group(vllm_engine, "b", 3))
-    assert processor(vllm_engine).groups == {}
-    assert vllm_engine.is_idle

@@ -15,16 +15,14 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import DeviceLost, EngineError
 from dpray.engines.vllm.engine import VllmEngine
 
-pytest.importorskip("vllm", reason="vllm is not installed")
-
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_installed")]
 
 HERE = Path(__file__).parent
 
 SHARED = (
     "selectors_are_called_once or row_that_is_lost or row_lost_in_the_middle or over_several_steps"
-    " or prefilled_in_part or decodes_a_long_row or warms_the_prefix_cache or with_other_tokens"
-    " or row_that_comes_twice or on_second_runner"
+    " or prefilled_in_part or with_other_tokens or row_that_comes_twice or stays_behind"
+    " or on_second_runner"
 )
 """Tests of the first runner that the second one has to pass too, and its own."""
 
@@ -50,7 +48,7 @@ def test_lockstep_decoding_in_the_second_runner() -> None:
         timeout=900,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "22 passed" in done.stdout.split("\n")[-2], done.stdout[-300:]
+    assert "20 passed" in done.stdout.split("\n")[-2], done.stdout[-300:]
 
 
 OTHERS: list[tuple[str, Any]] = [

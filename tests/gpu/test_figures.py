@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,14 +20,12 @@ from tests.gpu.figures import MEASUREMENTS, hardware, measured, rows_of
 
 
 @pytest.mark.slow
-def test_the_script_prints_figures_with_the_hardware(tmp_path: Path) -> None:
+def test_the_script_prints_figures_with_the_hardware(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "new" / "small.json"
-    script = [sys.executable, "-m", "tests.gpu.figures", "--small", "--minutes", "60"]
-    done = subprocess.run(
-        [*script, "--only", "votes", "--out", str(out)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
+    figures.main(small=True, only=["votes"], minutes=60.0, out=out, worker="")
+    found = json.loads(capfd.readouterr().out)
     assert json.loads(out.read_text()) == found
     assert found["small"] and {"gpu", "cpu", "cores", "torch", "python"} <= set(found["hardware"])
     [(name, measurement)] = found["measurements"].items()

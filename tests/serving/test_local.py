@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from tests.serving.front import CHAT, EMBEDDINGS, GOOD, ask, assert_openais, guard
 
@@ -14,6 +15,10 @@ def test_only_this_machine_is_served() -> None:
     assert ask(app, json=GOOD[CHAT], key=None, headers=here).status_code == 200
     assert ask(app, "http://localhost:8000/v1/models", key="any").status_code == 200
     assert_openais(ask(app, "http://far.example/v1/models", key="any"), 403, "not_local")
+    # As uvicorn tells of a proxy on this machine, in Serve too.
+    proxied = ProxyHeadersMiddleware(app)
+    sent = {"json": GOOD[CHAT], "headers": here | {"X-Forwarded-For": "10.0.0.7"}}
+    assert_openais(ask(proxied, key=None, **sent), 403, "not_local")
     for far in ("10.0.0.7", "testclient"):
         sent = {"json": GOOD[CHAT], "headers": here, "client": (far, 1)}
         assert_openais(ask(app, key=None, **sent), 403, "not_local")
