@@ -298,3 +298,18 @@ def test_a_run_over_a_bad_endpoint(tmp_path: Path) -> None:
     assert longest in written
     # Three answers were empty or refused: three calls more.
     assert CallCache(tmp_path / "calls.jsonl").totals()["calls"] == PLAN.llm_calls + 3
+
+
+def test_a_run_that_the_endpoint_ended_goes_on_without_asking_twice(tmp_path: Path) -> None:
+    with running_server() as server:
+        whole, undisturbed = run(server, tmp_path / "whole.jsonl")
+    with running_server() as server:
+        server.answers_left = 30
+        with pytest.raises(EngineError, match="HTTP status 500"):
+            run(server, tmp_path / "calls.jsonl", attempts=1)
+        assert server.answered == 30
+        server.answers_left = 10**9
+        result, checkpoints = run(server, tmp_path / "calls.jsonl")
+        assert server.answered == PLAN.llm_calls
+    assert (result, checkpoints) == (whole, undisturbed)
+    assert CallCache(tmp_path / "calls.jsonl").totals()["calls"] == PLAN.llm_calls
