@@ -307,7 +307,8 @@ class DataConfig(Section):
 
     @property
     def is_table(self) -> bool:
-        """Return whether a record is several columns or a conversation, and its release a table."""
+        """Return whether a record is several columns, or a conversation: the release is then a
+        table, too."""
         return self.turns is not None or not isinstance(self.text, str)
 
     @property
@@ -381,7 +382,8 @@ class DataConfig(Section):
         return labels | {column: tuple(names) for column, names in self.attribute_names.items()}
 
     def of_public_files(self) -> DataConfig:
-        """Return the section for public records: the same columns, no units, no blank texts."""
+        """Return the section for public records with the same columns, without units and blank
+        texts."""
         return self.model_copy(
             update={
                 "unit": None,

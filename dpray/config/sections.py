@@ -134,12 +134,14 @@ class TextSettings(MethodSettings):
     @field_validator("schema", mode="before")
     @classmethod
     def _schema_is_read(cls, schema: object) -> object:
-        """Put a file's content in place of its name: run.json has it, and workers need no file."""
+        """Put the content of a file in place of its name: run.json has it, and no worker needs the
+        file."""
         return read_schema_file(schema) if isinstance(schema, str) else schema
 
 
 def _common(own: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
-    """Return the keys of `own` with equal values in `values`, also within mappings."""
+    """Return the keys of `own` that have the same values in `values`, also those of mappings in
+    both."""
     found: dict[str, object] = {}
     for key, value in own.items():
         if isinstance(value, Mapping) and isinstance(other := values[key], Mapping):

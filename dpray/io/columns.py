@@ -102,7 +102,8 @@ def divider(columns: Sequence[str]) -> str | None:
 
 
 def looks_like_name(name: str) -> bool:
-    """Return whether a name has at most 40 characters in four words, and no control character."""
+    """Return whether a column's name is short enough to be one, 40 characters in four words, and
+    has no control characters."""
     is_short = len(name) <= MOST_LETTERS and len(name.split()) <= MOST_WORDS
     return is_short and name.isprintable()
 
@@ -191,7 +192,8 @@ def _way_in(value: object, column: str, where: Where) -> str:
 
 
 def is_empty(value: object) -> bool:
-    """Return whether a text is null, or has nothing that can be seen: the rule of `data.empty`."""
+    """Return whether a text is empty: null, or nothing that can be seen. This is the one rule for
+    `data.empty`."""
     return value is None or (isinstance(value, str) and not _VISIBLE.search(value))
 
 
@@ -201,7 +203,8 @@ def is_code(name: str) -> bool:
 
 
 def words_of(name: str) -> str:
-    """Return the words of a label such as `card_lost` for a prompt; "" without underscores."""
+    """Return the words of a label such as `card_lost`, as a prompt says them; "" for a label
+    without underscores between its words."""
     return name.replace("_", " ") if re.fullmatch(r"[^\W_]+(_[^\W_]+)+", name) else ""
 
 
@@ -259,7 +262,8 @@ def _is_plain(value: object) -> bool:
 
 
 def is_known(value: object, by_name: Mapping[str, Label]) -> bool:
-    """Return whether a row's label has a name of `by_name`; null, NaN and containers have none."""
+    """Return whether a row's label has a name of `by_name`; null, not-a-number, a list and an
+    object have none."""
     return _is_plain(value) and label_name(value) in by_name
 
 

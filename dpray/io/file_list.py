@@ -345,7 +345,8 @@ def file_digests(path: str, on_share: Callable[[float], None] = lambda share: No
 
 
 def total_size(files: Sequence[str]) -> int:
-    """Return the bytes of files that one path names; 0 for an `hf://` name, which tells none."""
+    """Return the bytes of files that one path names; 0 for those of which nobody knows, as an
+    `hf://` name."""
     if files[0].startswith("hf://"):
         return 0
     filesystem = filesystem_of(files[0])[0]

@@ -216,7 +216,8 @@ def is_mounted_alone(path: str) -> bool:
 
 
 def network_file_system(path: str) -> str | None:
-    """Return the type of the network file system that holds a path, or None."""
+    """Return the type of the network file system that holds a path; None for a local or an unknown
+    one."""
     place, longest, kind = os.path.realpath(path), 0, ""
     for point, found in mounted():
         # The later one of two at one place hides the other.

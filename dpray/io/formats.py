@@ -67,7 +67,8 @@ _CODE = re.compile(r"\\x([0-9A-Fa-f]{2})|\\u([0-9A-Fa-f]{4})")
 
 
 def one_sign(delimiter: str | None) -> str | None:
-    """Return a delimiter; `\\t`, `tab` and a code stand for their character. Raises ValueError."""
+    """Return a delimiter, a tab for `\\t` and `tab`, and the character with a code such as `\\x01`.
+    Raises ValueError."""
     if delimiter in ("\\t", "tab"):
         return "\t"
     if found := _CODE.fullmatch(delimiter or ""):
@@ -114,7 +115,8 @@ class FilePart:
     columns: frozenset[str] | None = None
 
     def reads(self, name: str) -> bool:
-        """Return whether a column is read: one of `columns`, or the first part of a dotted name."""
+        """Return whether a column of the file is read: one of `columns`, or what the first part of
+        a dotted name leads to."""
         named = self.columns
         return named is None or name in named or any(c.partition(".")[0] == name for c in named)
 

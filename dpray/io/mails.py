@@ -136,7 +136,8 @@ def _decoded(header: str) -> str:
 
 
 def _addresses(header: str) -> list[str]:
-    """Return a header's addresses in small letters; a person may have several names."""
+    """Return the addresses in a header in small letters, without names: a person may have several
+    of those."""
     return [each.lower() for each in _ADDRESS.findall(re.sub(r'"[^"]*"', " ", header))]
 
 

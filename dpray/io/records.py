@@ -142,7 +142,8 @@ def last_row(part: FilePart) -> tuple[Where, FileRow | InputError] | None:
 
 
 def _last_bytes(stream: Any) -> bytes | None:
-    """Return a file's last bytes, from a multiple of 4 on; b"" if it is short, None if too long."""
+    """Return the last bytes of a file, from a multiple of 4 on; none of a file that is no longer
+    than these, and None for one that is too long to be unpacked for them."""
     if not isinstance(stream, _Unpacked):
         size = stream.size()
         begin = (size - TAIL_BYTES) // 4 * 4
@@ -229,7 +230,8 @@ def _arrow_batches(stream: Stream, part: FilePart) -> Iterator[pa.RecordBatch]:
 
 
 def _columns_read(schema: pa.Schema, part: FilePart) -> list[str]:
-    """Return a file's columns that are read. Raises InputError for one missing or named twice."""
+    """Return the columns of a file that are read. Raises InputError, as a row would, for a column
+    that is missing or named twice."""
     row = folder_columns(part.file) | row_of([(each.name, _shape(each.type)) for each in schema])
     for name in sorted(part.columns or ()):
         column_of(row, name, Where(part.file, part.rows + 1))
@@ -474,7 +476,8 @@ def _json_header(file: str, stream: io.BufferedReader, form: FileFormat) -> Head
 
 
 def titles_in(file: str, form: FileFormat) -> int:
-    """Return the number of titles above the header of CSV; 0 if it cannot be read."""
+    """Return the number of lines above the header of a file of CSV that seem to be titles; 0 if
+    there are none, or if it cannot be read."""
     if kind_of(file) == "hub":
         return 0
     with suppress(InputError), open_content(file) as (kind, stream):

@@ -192,7 +192,8 @@ def near_key(model: type[BaseModel], place: KeyPath) -> str:
 
 
 def _models_at(models: Models, place: KeyPath) -> Models:
-    """Return the models of a section; the name of a method chooses among those of methods."""
+    """Return the models of the section at a place. The name of a method in it chooses among the
+    methods' models."""
     for part in place:
         if isinstance(part, int):
             continue

@@ -125,7 +125,8 @@ def _sheet_rows(name: str, sheet: Sheet | None) -> Iterator[tuple[int, Cells]]:
 
 
 def _value(cell: Cell) -> object:
-    """Return a cell's value, a day without a time as a date; None for empty and error cells."""
+    """Return a cell's value, of a day without a time the date. None for an empty one, and for an
+    error."""
     value = cell.value
     if value is None or value == "" or cell.data_type == "e":
         return None

@@ -127,7 +127,8 @@ def _message(value: object, column: str, where: Where) -> dict[str, str]:
 
 
 def _first(message: Mapping[str, object], keys: Iterable[str]) -> object:
-    """Return the value of the first key that has one: Parquet may give a message all keys."""
+    """Return the value of the first of the keys that has one. A Parquet file may give every message
+    all keys."""
     return next((message[key] for key in keys if message.get(key) is not None), None)
 
 

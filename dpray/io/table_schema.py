@@ -44,7 +44,8 @@ def read_schema_file(name: str) -> dict[str, object]:
 
 
 def turns_schema(roles: Sequence[str]) -> dict[str, object]:
-    """Return the JSON Schema of a conversation: one message for one role, else at least two."""
+    """Return the JSON Schema of a conversation between `roles`: of one message if there is one
+    role, else of at least two."""
     message = {
         "type": "object",
         "properties": {
@@ -58,7 +59,8 @@ def turns_schema(roles: Sequence[str]) -> dict[str, object]:
 
 
 def json_columns_of(schema: Mapping[str, object]) -> list[str]:
-    """Return the columns whose values a JSON Schema does not allow to be texts."""
+    """Return the columns whose values a JSON Schema does not allow to be texts: numbers, true or
+    false, lists and objects."""
     return [
         name
         for name, subschema in _properties(schema).items()

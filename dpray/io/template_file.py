@@ -82,7 +82,8 @@ class Template:
     about: About = About()
 
     def render(self, key: str, **values: str) -> str:
-        """Put values into a text in one pass, so that their braces stay; "" without the text."""
+        """Put values into a text, in one pass: a brace in a value is a brace. Return "" if the
+        template lacks the text."""
         if "label" in values:
             words = {**self.labels, **self.about.labels}
             values["label"] = words.get(values["label"], values["label"])
@@ -126,7 +127,8 @@ class Template:
                 raise self.fault("has no {attributes}, which data.attributes gives", key)
 
     def refused(self, answer: str) -> bool:
-        """Return whether an answer is empty or begins like a refusal, whatever its case."""
+        """Return whether the answer is empty or begins like one of the refusals, up to case and the
+        kind of apostrophe."""
         begins = _plain(answer.strip())
         return not begins or begins.startswith(tuple(map(_plain, self.refusals)))
 
@@ -150,7 +152,8 @@ class Template:
 
 
 def placeholders(text: str) -> list[str]:
-    """Return the names in braces. Raises ValueError for a lone brace or more than a name."""
+    """Return the names in braces. Raises ValueError for a lone brace, and for anything in braces
+    that is more than a name."""
     names = []
     try:
         for _, name, form, conversion in Formatter().parse(text):

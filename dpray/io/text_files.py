@@ -42,7 +42,8 @@ _UNDECODABLE = re.compile("[\udc80-\udcff]")
 
 
 def encoding_of(start: bytes, given: str | None) -> str:
-    """Return the given encoding, or that of a byte order mark, or UTF-8."""
+    """Return the encoding of a file by its first bytes: the given one, or what a byte order mark
+    says, or UTF-8."""
     if given is not None:
         return UTF_8 if given.lower().replace("_", "-") in ("utf-8", "utf8") else given
     return next((MARKS[mark] for mark in MARKS if start.startswith(mark)), UTF_8)
@@ -91,7 +92,8 @@ def undecodable(text: str) -> bool:
 
 
 def bad_bytes(place: Where | str, encoding: str, form: FileFormat) -> InputError:
-    """Return the error for bytes that are not in the encoding."""
+    """Return the error for bytes that are not in the encoding. What else they may be in, one row
+    does not tell."""
     named = "UTF-8" if encoding == UTF_8 else encoding
     advice = "save the file in UTF-8"
     if form.keys is not None:

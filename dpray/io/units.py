@@ -59,7 +59,8 @@ def unit_of(row: Mapping[str, object], column: str, where: Where) -> str:
 
 
 def unit_name(value: object) -> str:
-    """Return the name of a value's unit. Raises ValueError for a value that stands for none."""
+    """Return the name of the unit that a value stands for. Raises ValueError for a value that
+    stands for none."""
     if isinstance(value, bytes):  # Parquet without types, as old writers leave it
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, str):
@@ -87,7 +88,8 @@ def _of_text(text: str) -> str:
 
 
 def _shows(sign: str) -> bool:
-    """Return whether a sign is visible, and no punctuation that may stand for an empty cell."""
+    """Return whether a sign is no blank, not invisible, and no punctuation that may stand for an
+    empty cell."""
     return sign.isprintable() and not sign.isspace() and sign not in string.punctuation
 
 
@@ -106,7 +108,8 @@ def _of_number(number: float | Decimal, has_lost_digits: bool = False) -> str:
 
 
 def alike(name: str) -> str:
-    """Return what names share that differ only in case, blanks, zeros, thousands or Unicode."""
+    """Return what names share that differ only in case, blanks, leading zeros, thousands separators
+    or Unicode form."""
     folded = "".join(unicodedata.normalize("NFKC", name).casefold().split())
     folded = unicodedata.normalize("NFKC", folded)
     if THOUSANDS.fullmatch(folded):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -189,7 +189,8 @@ class RunLedger(ABC):
         return self.write(Transaction.fail, charge_key, unit, attempt_id, reason_class_name)
 
     def commit(self, charge_key: str) -> bool:
-        """Close a run: nothing begins or is published any more. Returns True the first time."""
+        """Close a run: nothing begins or is published under it from now on. Returns True the first
+        time."""
         return self.write(Transaction.commit, charge_key)
 
     def is_reserved(self, charge_key: str) -> bool:
@@ -197,7 +198,8 @@ class RunLedger(ABC):
         return self.read(queries.find, "reserve", charge_key) is not None
 
     def last_commit(self, charge_key: str) -> Entry:
-        """Return the entry that closed a run. Raises `LedgerConflict` for an open run."""
+        """Return the entry that closed a run, its last one. Raises `LedgerConflict` for an open
+        run."""
         if (entry := self.read(queries.find, "commit", charge_key)) is None:
             raise LedgerConflict("the run is not committed")
         return entry
@@ -243,7 +245,9 @@ class RunLedger(ABC):
             failure = entry.values()
             yield unit, (failure["attempt"], failure["reason"])
 
-    def _units(self, kind: str, charge_key: str) -> Iterator[tuple[str, Entry]]:
+    def _units(
+        self, kind: Literal["begin", "publish", "fail"], charge_key: str
+    ) -> Iterator[tuple[str, Entry]]:
         """Yield a run's units with their entries of one kind, in pages: they may be a million."""
         after = ("", "")
         while rows := self.read(queries.page, kind, charge_key, after):

@@ -185,7 +185,8 @@ def stored_name(connection: sa.Connection, name: str) -> str | None:
 
 
 def known_name(connection: sa.Connection, dataset: str) -> str:
-    """Return the ledger's spelling of a name. Raises `InputError` for an unknown data set."""
+    """Return the ledger's spelling of a data set's name. Raises `InputError` for a data set that
+    the ledger does not have."""
     if (own := stored_name(connection, dataset)) is None:
         known = ", ".join(map(repr, dataset_names(connection))) or "none"
         raise InputError(
@@ -204,7 +205,8 @@ def end(connection: sa.Connection, dataset: str) -> Chain:
 
 
 def check_end(connection: sa.Connection, chain: Chain) -> None:
-    """Raise `LedgerError` unless the chain's last entry is that of the data set's row."""
+    """Raise `LedgerError` unless the chain's last entry is the one that the data set's row
+    states."""
     last = entry_at(connection, chain.dataset, chain.length - 1)
     if last is None or not last.hash == last.digest() == chain.head:
         raise broken_chain(chain.dataset)

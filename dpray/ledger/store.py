@@ -184,7 +184,8 @@ class Store:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a transaction may succeed when repeated: its connection was lost."""
+    """Return whether a transaction that ended so may succeed when it is made again: the connection
+    or the server was lost."""
     # SQLite's errors have no such attribute. Without a state, libpq had no answer from the server.
     if not isinstance(error, OperationalError) or not hasattr(error.orig, "sqlstate"):
         return False
@@ -308,7 +309,8 @@ def check_one_name(path: str) -> None:
 
 
 def _with_tls(url: sa.URL) -> sa.URL:
-    """Return the URL with `sslmode=require` for another machine, unless it states a mode."""
+    """Return the URL with `sslmode=require` if it names another machine. A mode that is stated is
+    kept: it may ask for more."""
     query = url.normalized_query
     stated = "sslmode" in query or "service" in query or "PGSSLMODE" in os.environ
     named = [url.host or "", *query.get("host", ()), *query.get("hostaddr", ())]

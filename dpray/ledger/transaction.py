@@ -230,7 +230,8 @@ class Transaction:
         return self._chains[dataset]
 
     def account(self, dataset: str) -> Account:
-        """Return a data set's account. Raises `LedgerError` if a counted entry was altered."""
+        """Return the account of a data set. Raises `LedgerError` if an entry that counts was
+        altered or is missing."""
         self.chain(dataset)
         if dataset not in self._accounts:
             self._accounts[dataset] = queries.read_account(self.connection, dataset)

@@ -108,7 +108,8 @@ def _hours(hours: float) -> str:
 
 
 def may_be_on_gpu(config: Config) -> bool:
-    """Return whether the model may be on a GPU: one of this machine, or of the configuration."""
+    """Return whether the model may be on a GPU: that of this machine, or the one that the
+    configuration describes."""
     return config.engine.gpu_memory_gib is not None or may_have_gpu()
 
 
@@ -184,7 +185,8 @@ def rates_of_run(folder: str, config: Config, work: Work) -> Rates:
 
 
 def _value_in(kind: type[T], run: Json, *names: str) -> T:
-    """Return a value of `run.json`, above 0 if it is a number. Raises InputError with its key."""
+    """Return a value in `run.json`, a number above 0 if it is one. Raises InputError that names its
+    key."""
     found: object = run
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None

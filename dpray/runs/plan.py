@@ -150,7 +150,8 @@ class Plan(ABC):
         return Work()
 
     def texts_of(self, max_tokens: int) -> int | None:
-        """Return the number of texts with this `method.max_tokens`; None if it does not matter."""
+        """Return how many texts the run makes if `method.max_tokens` is this; None if their number
+        does not depend on it."""
         return None
 
     def drawn_values(
@@ -171,7 +172,8 @@ class Plan(ABC):
 
     @cached_property
     def _joint_of_labels(self) -> Mapping[str, Mapping[Values, float]]:
-        """Return the `joint` shares by label, without it: each of many labels is looked up."""
+        """Return the `joint` shares by label, without it: there may be many labels, and each is
+        looked up."""
         column, found = self.config.data.label, dict[str, dict[Values, float]]()
         for values, share in self.joint.items():
             label = next((value for name, value in values if name == column), "")
@@ -207,7 +209,8 @@ class Plan(ABC):
         )
 
     def check_embedder(self) -> None:
-        """Load and try `embedder.model` before the charge, if it is used. Raises InputError."""
+        """Load and try `embedder.model` if the run uses it. Called before the charge. Raises
+        InputError that says why it cannot be used."""
         return  # most methods use none
 
     def load_and_try(self, build: Callable[..., Engine]) -> Any:
@@ -226,7 +229,8 @@ class Plan(ABC):
         return  # DP-SGD has no prompts
 
     def public_calls(self, labels: Sequence[str]) -> PublicCalls:
-        """Return the calls for a text of each label. Raises InputError if there are none."""
+        """Return the calls for a text of each label. Raises InputError for a method that writes no
+        texts."""
         raise InputError(f"method.name: {self.settings.name} writes no texts to preview")
 
     def load_writer(self, build: Callable[..., Engine]) -> Engine:
@@ -338,7 +342,8 @@ TUNED_WITHOUT_NOISE = (
 
 
 def was_tuned_without_noise(model: str) -> bool:
-    """Return whether the model, or one below its adapters, is from a run without noise."""
+    """Return whether the model, or one that its adapters belong to, is the release of a run that
+    was not private."""
     return any(tuned_without_noise(Path(folder)) for folder in with_bases(model))
 
 
@@ -456,7 +461,8 @@ def label_histogram(config: Config) -> Histogram | None:
 
 
 def with_spent(config: Config, event: Event) -> Event:
-    """Compose a method's event with `config.spent`, or with the measured labels and attributes."""
+    """Compose a method's event with what the run spends before it: `config.spent`, or the measured
+    label proportions and attributes."""
     before = config.spent
     if before is None and (histogram := label_histogram(config)) is not None:
         before = histogram.dp_event

@@ -182,7 +182,8 @@ def _rule_shown(rule: object) -> object:
 
 
 def _names_shown(names: object) -> object:
-    """Return names of columns without those that look like a value."""
+    """Return names of columns without those that look like a value, as the first row of a file
+    without a header does."""
     if isinstance(names, list | tuple):
         return [_names_shown(name) for name in names]
     return names if not isinstance(names, str) or looks_like_name(names) else HIDDEN
@@ -222,7 +223,8 @@ def _model_name(model: str) -> str:
 
 @cache
 def _folder_digest(folder: Path, files: tuple[Path, ...], newest: int) -> str:
-    """Return a digest of the files' names and contents, computed once for each time."""
+    """Return a digest of the names and contents of a folder's files, computed once for those of
+    one time."""
     lines = [f"{path.relative_to(folder)} {sha256_of(path)}" for path in files]
     text = "\n".join(lines).encode("utf-8", "surrogateescape")
     return hashlib.sha256(text).hexdigest()[:DIGITS]

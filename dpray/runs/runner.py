@@ -156,7 +156,8 @@ class Run:
             self.run["rates"] = asdict(rates)
 
     def _time_to_expect(self) -> str:
-        """Return the most time of the model's work in words, "" if no rate is known."""
+        """Return the most time that the model's work takes, in words: by rates that were measured
+        with public prompts, or usual ones. Empty if neither is known."""
         config, measured = self.plan.config, self.run.get("rates")
         rates = rates_here(config) if measured is None else Rates(**measured)
         if rates is None or (work := self.plan.work) == Work() or (work.train and not rates.train):
@@ -258,7 +259,8 @@ class Run:
         (self.folder.private / CALLS).unlink(missing_ok=True)
 
     def _call_keys(self) -> frozenset[str]:
-        """Return the keys that may change during a run: all that they shape is post-processing."""
+        """Return the keys that may change although a mechanism has begun, because all that they
+        shape is post-processing."""
         method = self.plan.config.method.each[-1]
         after = method.calls_after
         if after is not None and not (self.folder.parts / f"{after}.json").exists():

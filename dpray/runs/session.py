@@ -241,7 +241,8 @@ class Session(Generic[P_co]):
     # Mechanisms
 
     def check_records(self) -> None:
-        """Read every record once if the plan asks for it. Raises InputError that names the row."""
+        """Read every record once, and keep none, if the plan asks for it and nothing has begun.
+        Raises InputError that names the row."""
         if self.plan.reads.checked_first and not self.has_begun:
             self.show("checking records")
             for part in data_files(self.config.data):
@@ -340,7 +341,8 @@ class Session(Generic[P_co]):
         self.plan = replace(self.plan, proportions=proportions, joint=joint)
 
     def drawn_values(self, label: str, texts: int) -> Sequence[dict[str, str]]:
-        """Return `Plan.drawn_values` by public randomness, the same in every attempt at the run."""
+        """Return the attributes of each of a label's texts, the same in every attempt at the run:
+        of `Plan.drawn_values`, with public randomness."""
         rng = self.public_generator(f"attributes-{label}")
         return self.plan.drawn_values(label, texts, rng)
 
@@ -353,7 +355,8 @@ class Session(Generic[P_co]):
         config: Config | None = None,
         gpus: float = 0.0,
     ) -> closing[Shards[W]]:
-        """Return workers that hold all private records; `config` gives them other resources."""
+        """Return workers that together hold all private records; `config` gives them other
+        resources."""
         return closing(Shards(config or self.config, worker, *arguments, gpus=gpus))
 
     def voters(self, config: Config | None = None, gpus: float = 0.0) -> closing[Shards[Voters]]:
@@ -370,7 +373,8 @@ class Session(Generic[P_co]):
         return self.plan.loader(after_trial(self.build))
 
     def take_engine(self) -> Engine:
-        """Return the engine that was loaded before the charge, once; then a new one. Close it."""
+        """Return the engine that was loaded before the charge, and from the second call on a new
+        one. The caller closes it."""
         engine, self.engine = self.engine, None
         return self.load_engine() if engine is None else engine
 
