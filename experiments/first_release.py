@@ -38,7 +38,9 @@ EXAMPLES, LONGEST_EXAMPLE = 5, 160
 METHODS = {"private_prediction": "private prediction", "aug_pe": "Aug-PE", "dp_kps": "DP-KPS"}
 KPS_TEXTS = 40
 WAYS = {"bare": "before", "floor": "floor", "about": "after", "real": "real"}
-BEFORE = {"private_prediction": ("method.stop=[]", "method.schema=null")}
+BEFORE = {
+    "private_prediction": ("method.stop=[]", "method.schema=null", "method.end_tokens=0"),
+}
 """The keys that `dpray init` wrote in the runs "before"."""
 LOOKS: Mapping[str, Any] = {
     "bare": {"marker": "o", "color": INK, "markerfacecolor": PAPER},
@@ -244,7 +246,8 @@ def section() -> list[str]:
         "Configurations as `dpray init` writes them at epsilon 4, with SmolLM2-135M, one run each. "
         "Before: without a word about the texts, and as `init` wrote them until now. After: with "
         "`--about`, `--label-about` and `--language`, and as `init` writes them now: texts of "
-        "private prediction end at a blank line, and a table has a schema. The floor are texts of "
+        "private prediction end at a blank line, a sentence that was cut is ended by the public "
+        "prompt, and a table has a schema. The floor are texts of "
         "`dpray preview`, for DP-KPS with random words of the public list; real are as many "
         "private records. In each cell: Fréchet distance to test texts (less is better), MAUVE "
         "(more is better), and the accuracy of a classifier that learns the labels from these "
