@@ -78,7 +78,7 @@ class BatchState:
         x, self.tokens = self.X[place], self.tokens + len(ending.token_ids)
         text, is_whole = x.text + ending.text, ending.finish_reason == "stop"
         for end in sentence_ends(f"{text} "):
-            if end > len(x.text):
+            if end >= len(x.text):  # equal: the ending begins with a new line
                 text, is_whole = text[:end], True
                 break
         if is_whole:

@@ -76,8 +76,17 @@ WHOLE: Answer = ("No.", "stop", 9)
         ((" the mat. Then it slept", "stop", 99), "The cat sat on the mat.", "stop"),
         ((" the mat and then", "length", 99), "The cat sat on", "length"),
         (("", "stop", 99), "The cat sat on", "stop"),
+        (("\nA dog. It", "length", 99), "The cat sat on", "stop"),
     ],
-    ids=["a sentence", "at the limit", "the model's end", "one sentence", "none", "nothing"],
+    ids=[
+        "a sentence",
+        "at the limit",
+        "the model's end",
+        "one sentence",
+        "none",
+        "nothing",
+        "another line",
+    ],
 )
 def test_an_ending_goes_up_to_the_first_end_of_a_sentence_and_costs_nothing(
     ending: Answer, text: str, reason: str
