@@ -315,6 +315,12 @@ class EngineConfig(Endpoint):
         """Return the GPUs of one copy of the model, which transformers does not split."""
         return self.tensor_parallel_size * self.pipeline_parallel_size if self.kind == "vllm" else 1
 
+    def dtype_on(self, *, gpu: bool) -> str:
+        """Return what a model computes in: "auto" is its own type on a GPU, and float32 on a CPU.
+        A CPU that has no arithmetic in 16 bits (one with AVX2 alone) emulates it, 60 times slower.
+        """
+        return "float32" if self.dtype == "auto" and not gpu else self.dtype
+
 
 ENGINE_KEYS = frozenset(f"engine.{name}" for name in EngineConfig.model_fields)
 ABOUT_KEYS = frozenset({"data.about", "data.label_about", "data.language"})

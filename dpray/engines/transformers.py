@@ -89,13 +89,6 @@ class Drawable(LogitsProcessor):
         return scores.nan_to_num(nan=0.0, posinf=1e4, neginf=-math.inf)
 
 
-def dtype_on(device: torch.device, config: EngineConfig) -> str:
-    """Return what the model computes in: "auto" is its own type on a GPU, and float32 on a CPU. A
-    CPU that has no arithmetic in 16 bits (one with AVX2 alone) emulates it, 60 times slower."""
-    is_open = config.dtype == "auto" and device.type == "cpu"
-    return "float32" if is_open else config.dtype
-
-
 class TransformersEngine(TextCodec):
     """An `Engine` that runs an `AutoModelForCausalLM`.
 
@@ -130,7 +123,9 @@ class TransformersEngine(TextCodec):
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(device)
         self._max_rows = max_rows
-        self._model: Any = load_model(model, dtype_on(self._device, config), self._device)
+        self._model: Any = load_model(
+            model, config.dtype_on(gpu=self._device.type != "cpu"), self._device
+        )
         self.readable = readable(self._model)
         dtype = str(self._model.dtype).removeprefix("torch.")
         self._bytes_per_token = bytes_per_token(self._model.config.get_text_config(), dtype)

@@ -23,7 +23,7 @@ from dpray.engines.base import EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder, locate_embedder
 from dpray.engines.model_path import resolve_model
 from dpray.engines.passes import load_model
-from dpray.engines.transformers import TransformersEngine, dtype_on
+from dpray.engines.transformers import TransformersEngine
 from dpray.engines.weights import check_weights
 from dpray.methods.dp_sgd.training.model import load_loss
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
@@ -223,7 +223,7 @@ def test_a_model_of_16_bits_computes_in_32_on_a_cpu_unless_it_is_told(tmp_path: 
         with closing(TransformersEngine(config, device="cpu")) as engine:
             found.append(engine._model.dtype)
     assert found == [torch.float32, torch.bfloat16]
-    assert dtype_on(torch.device("cuda"), EngineConfig()) == "auto"
+    assert EngineConfig().dtype_on(gpu=True) == "auto"
 
 
 @pytest.mark.parametrize("loader", sorted({*LOADERS} - {"dp_sgd"}))

@@ -81,11 +81,10 @@ def context_of(engine: EngineConfig, codec: TextCodec) -> int:
 def vllm_options(
     config: EngineConfig, *, on_gpu: bool, needed: int = 0, kept: float = 0.0
 ) -> dict[str, Any]:
-    """Return vLLM's engine arguments: "auto" is float32 on a CPU and the model's own type
-    elsewhere. `needed` is the KV cache, in bytes, that a typical group takes, and `kept` the share
-    of a GPU's memory that vLLM may not take."""
+    """Return vLLM's engine arguments. `needed` is the KV cache, in bytes, that a typical group
+    takes, and `kept` the share of a GPU's memory that vLLM may not take."""
     options: dict[str, Any] = {
-        "dtype": "float32" if config.dtype == "auto" and not on_gpu else config.dtype,
+        "dtype": config.dtype_on(gpu=on_gpu),
         "max_num_seqs": config.max_num_seqs,
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.pipeline_parallel_size,
