@@ -62,25 +62,31 @@ def test_a_text_that_its_schema_closed_ended_by_its_length() -> None:
     assert [x.finish_reason for x in state.X] == ["length", "stop"]
 
 
-def finish(texts: int, answers: list[tuple[str, str, int]]) -> BatchState:
-    """Decode the batch by an engine that gives these answers; no other one may be asked for."""
-    left = list(answers)
+def decoded(
+    answers: list[tuple[str, str, int]], method: PrivatePrediction, batch: Batch = BATCH
+) -> tuple[BatchState, list[LockstepGroup]]:
+    """Decode the batch by an engine that gives these answers, of four tokens each; no other one may
+    be asked for. Return it, and what the engine was asked for."""
+    left, asked = list(answers), []
 
     class Engine:
+        context_length = 32
+
         def decode_lockstep(
             self, groups: Iterable[LockstepGroup], following: Following
         ) -> Iterator[LockstepResult]:
-            for group in groups:
-                text: LockstepGroup | None = group
-                while text is not None:
-                    x = answer(text, *left.pop(0))
-                    text = following(x)
+            for first in groups:
+                group: LockstepGroup | None = first
+                while group is not None:
+                    asked.append(group)
+                    x = answer(group, *left.pop(0), theta=0.6)
+                    group = following(x)
                     yield x
 
     engine: Any = Engine()
-    [output] = method(texts).decode(engine, [BATCH])
-    assert left == []
-    return output
+    [state] = method.decode(engine, [batch])
+    assert left == [], "an answer was not asked for"
+    return state, asked
 
 
 @pytest.mark.parametrize(
@@ -95,7 +101,7 @@ def finish(texts: int, answers: list[tuple[str, str, int]]) -> BatchState:
 def test_a_batch_ends_at_r_private_tokens_or_its_number_of_texts(
     texts: int, answers: list[tuple[str, str, int]], kept: list[str], private_tokens: int
 ) -> None:
-    output = finish(texts, answers)
+    output, _ = decoded(answers, method(texts))
     assert [x.text for x in output.X] == kept
     assert (output.t, output.tokens) == (private_tokens, 4 * len(answers))
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from dpray.engines.base import Following, LockstepGroup, LockstepResult, select_token
+from dpray.engines.base import LockstepResult, select_token
 from dpray.methods.config import parse_config
-from dpray.methods.private_prediction.algorithm import Batch, BatchState, PrivatePrediction
+from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.token import PrivateTokenSelector
 from dpray.types import InputError
+from tests.methods.private_prediction.test_algorithm import BATCH, decoded
 
 MECHANISM = PrivateToken(
     batch_size=4,
@@ -29,39 +30,8 @@ MECHANISM = PrivateToken(
     noise=0.1,
 )
 METHOD = PrivatePrediction(MECHANISM, 6, 2, stop=("#",), longest_copy=3, end_tokens=9)
-BATCH = Batch("0/3", ((1, 2), (3,)), (4,), "5a" * 32)
 
 Answer = tuple[str, str, int]
-
-
-def decoded(
-    answers: list[Answer], method: PrivatePrediction = METHOD, batch: Batch = BATCH
-) -> tuple[BatchState, list[LockstepGroup]]:
-    """Decode the batch by an engine that gives these answers, of four tokens each; return it and
-    what the engine was asked for."""
-    left, asked = list(answers), []
-
-    class Engine:
-        context_length = 32
-
-        def decode_lockstep(
-            self, groups: Iterable[LockstepGroup], following: Following
-        ) -> Iterator[LockstepResult]:
-            for first in groups:
-                group: LockstepGroup | None = first
-                while group is not None:
-                    asked.append(group)
-                    text, reason, t = left.pop(0)
-                    state = {"t": t, "public_tokens": 0, "noisy_threshold": 0.6}
-                    x = LockstepResult(group.group_id, text, (7,) * 4, reason, state)  # type: ignore[arg-type]
-                    group = following(x)
-                    yield x
-
-    engine: Any = Engine()
-    [state] = method.decode(engine, [batch])
-    assert left == [], "an answer was not asked for"
-    return state, asked
-
 
 CUT: Answer = ("The cat sat on", "length", 5)
 WHOLE: Answer = ("No.", "stop", 9)
@@ -91,7 +61,7 @@ WHOLE: Answer = ("No.", "stop", 9)
 def test_an_ending_goes_up_to_the_first_end_of_a_sentence_and_costs_nothing(
     ending: Answer, text: str, reason: str
 ) -> None:
-    state, _ = decoded([CUT, WHOLE, ending])
+    state, _ = decoded([CUT, WHOLE, ending], METHOD)
     assert [(x.text, x.finish_reason) for x in state.X] == [(text, reason), ("No.", "stop")]
     assert (state.t, state.noisy_threshold) == (9, 0.6), "those of the private texts"
     assert (state.texts, state.tokens) == (2, 12)
@@ -117,7 +87,7 @@ def test_other_texts_have_no_ending(answers: list[Answer], method: PrivatePredic
 
 
 def test_endings_come_last_without_a_private_row_and_with_coins_of_their_own() -> None:
-    _, asked = decoded([CUT, CUT, (" the mat.", "length", 0), (" a chair.", "length", 0)])
+    _, asked = decoded([CUT, CUT, (" the mat.", "length", 0), (" a chair.", "length", 0)], METHOD)
     private, endings = asked[:2], asked[2:]
     assert [group.private_prompts for group in asked] == [BATCH.private_prompts] * 2 + [()] * 2
     assert [group.public_prompt for group in endings] == [(4, 7, 7, 7, 7)] * 2
@@ -138,7 +108,7 @@ def test_neighbouring_batches_have_the_same_endings_of_the_same_texts() -> None:
     answers = [CUT, WHOLE, (" the mat.", "length", 0)]
     more = replace(BATCH, private_prompts=(*BATCH.private_prompts, (5, 6, 7)))
     fewer = replace(BATCH, private_prompts=())
-    first, *others = (decoded(answers, batch=batch)[1][-1] for batch in (BATCH, more, fewer))
+    first, *others = (decoded(answers, METHOD, batch)[1][-1] for batch in (BATCH, more, fewer))
     assert others == [first, first]
 
 
@@ -146,7 +116,7 @@ def test_neighbouring_batches_have_the_same_endings_of_the_same_texts() -> None:
 def test_an_ending_has_the_room_that_the_context_leaves(length: int, most: int) -> None:
     batch = replace(BATCH, public_prompt=(4,) * (length - 4))
     ending = [(" the mat.", "length", 0)] if most else []
-    state, asked = decoded([CUT, WHOLE, *ending], batch=batch)
+    state, asked = decoded([CUT, WHOLE, *ending], METHOD, batch)
     assert [group.max_tokens for group in asked[2:]] == [most][: len(ending)]
     assert state.X[0].text == "The cat sat on" + " the mat." * bool(most)
 
