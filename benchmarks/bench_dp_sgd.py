@@ -1,14 +1,16 @@
 """Per-example clipping beside plain training and Opacus: examples a second, and peak memory.
 
-    python -m benchmarks.bench_dp_sgd [--examples 32] [--length 128] [--micro-batch 8]
-        [--size small]
+    OMP_NUM_THREADS=1 python -m benchmarks.bench_dp_sgd [--rounds 3] [--examples 16]
+        [--length 128] [--micro-batch 8] [--size small] [--bfloat16] [--only "llama lora"]
 
 A GPT-2-small-shaped and a Llama-shaped model with random weights, all of them trained or LoRA of
-rank 8; texts of one length. Every way runs in a process of its own, on the GPU where there is one,
-and turns micro-batches into one clipped sum of gradients: noise and optimizer, once a logical
-batch, are not in it. Memory is the most the process had beyond what it had before the model was
-made (on a GPU: the most that was allocated). The embeddings are not tied, as Opacus would take the
-norms of tied ones for those of two parameters. Prints Markdown, the targets first.
+rank 8; texts of one length. Every way turns micro-batches into one clipped sum of gradients: noise
+and optimizer, once a logical batch, are not in it. The ways take turns, `rounds` times, each time
+in a process of its own, on the GPU where there is one; on a CPU the time is the process's own.
+Memory is the most the process had beyond what it had before the model was made (on a GPU: the most
+that was allocated). The embeddings are not tied, as Opacus would take the norms of tied ones for
+those of two parameters. Prints Markdown: examples a second and GiB of plain training, and the
+other ways' multiples of them, the medians of the rounds with the least and the most.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import resource
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
+from statistics import median
 from typing import Any
 
 import torch
@@ -30,10 +34,6 @@ from dpray.methods.dp_sgd.training.step import TrainingText
 
 MODELS = ("gpt2", "llama")
 TUNINGS = ("full", "lora")
-TARGETS = """Targets: as many examples a second as Opacus ghost clipping; 0.6 of plain training,
-0.8 with LoRA; at most 1.2 times its memory.
-"""
-
 GPT2: dict[str, dict[str, Any]] = {
     "tiny": {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 500},
     "small": {},
@@ -84,12 +84,13 @@ def make_model(kind: str, tuning: str, size: str) -> Any:
     return model.eval()
 
 
-def losses(model: Any, batch: MicroBatch) -> torch.Tensor:
+def losses(model: Any, batch: MicroBatch, precision: Precision) -> torch.Tensor:
     """Mean loss of each example, (B,)."""
-    logits = logits_of(model, batch)
-    of_tokens = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="none"
-    )
+    low = precision == "bfloat16"
+    with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=low):
+        of_tokens = torch.nn.functional.cross_entropy(
+            logits_of(model, batch).flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="none"
+        )
     return of_tokens.view(len(batch.ids), -1).mean(1)
 
 
@@ -102,17 +103,14 @@ def logits_of(model: Any, batch: MicroBatch) -> torch.Tensor:
     return found[:, :-1]
 
 
-def plain(model: Any, precision: Precision = "float32") -> Step:
+def plain(model: Any, precision: Precision) -> Step:
     def step(batch: MicroBatch) -> None:
-        low = precision == "bfloat16"
-        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=low):
-            loss = losses(model, batch).sum()
-        loss.backward()
+        losses(model, batch, precision).sum().backward()
 
     return step
 
 
-def dpray(model: Any, two_passes: bool = False, precision: Precision = "float32") -> Step:
+def dpray(model: Any, precision: Precision, two_passes: bool = False) -> Step:
     loss = PerExampleLoss(model, precision, two_passes).eval()
 
     def step(batch: MicroBatch) -> None:
@@ -122,14 +120,14 @@ def dpray(model: Any, two_passes: bool = False, precision: Precision = "float32"
     return step
 
 
-def opacus_per_sample(model: Any) -> Step:
+def opacus_per_sample(model: Any, precision: Precision) -> Step:
     from opacus import GradSampleModule
 
     wrapped = GradSampleModule(model.train(), strict=False, loss_reduction="sum")
     trained = [p for p in wrapped.parameters() if p.requires_grad]
 
     def step(batch: MicroBatch) -> None:
-        losses(wrapped, batch).sum().backward()
+        losses(wrapped, batch, precision).sum().backward()
         with torch.no_grad():
             samples = [p.grad_sample for p in trained]  # type: ignore[attr-defined]
             norms = torch.stack([s.flatten(1).norm(dim=1) for s in samples]).norm(dim=0)
@@ -142,7 +140,7 @@ def opacus_per_sample(model: Any) -> Step:
     return step
 
 
-def opacus_ghost(model: Any) -> Step:
+def opacus_ghost(model: Any, precision: Precision) -> Step:
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
 
     wrapped = GradSampleModuleFastGradientClipping(
@@ -156,7 +154,7 @@ def opacus_ghost(model: Any) -> Step:
 
     # The two passes of opacus.utils.fast_gradient_clipping_utils.
     def step(batch: MicroBatch) -> None:
-        of_examples = losses(wrapped, batch)
+        of_examples = losses(wrapped, batch, precision)
         of_examples.sum().backward(retain_graph=True)
         wrapped.zero_grad()
         weights = wrapped.get_clipping_coef()
@@ -170,15 +168,15 @@ def opacus_ghost(model: Any) -> Step:
     return step
 
 
-WAYS: dict[str, Callable[[Any], Step]] = {
+WAYS: dict[str, Callable[[Any, Precision], Step]] = {
     "plain training": plain,
     "dpray": dpray,
-    "dpray, two passes": lambda model: dpray(model, two_passes=True),
+    "dpray, two passes": partial(dpray, two_passes=True),
     "Opacus ghost clipping": opacus_ghost,
     "Opacus per-sample": opacus_per_sample,
-    "plain training, bfloat16": partial(plain, precision="bfloat16"),
-    "dpray, bfloat16": partial(dpray, precision="bfloat16"),
 }
+LOW = ", bfloat16"
+"""Added to the name of a way, which is then in bfloat16 where it may be."""
 
 
 def measure(
@@ -187,7 +185,7 @@ def measure(
     """Return examples a second and GiB, in micro-batches of `rows` examples."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for each in MODELS:  # so that what the libraries take is not counted
-        plain(make_model(each, tuning, "tiny"))(batch_of(2, 8, 500))
+        plain(make_model(each, tuning, "tiny"), "float32")(batch_of(2, 8, 500))
     if device.type == "cuda":
         gc.collect()  # another way's model
         torch.cuda.empty_cache()
@@ -195,15 +193,16 @@ def measure(
     before = peak(device)
     with device:
         model = make_model(kind, tuning, size).to(device)
-    step = WAYS[way](model)
+    step = WAYS[way.removesuffix(LOW)](model, "bfloat16" if way.endswith(LOW) else "float32")
     batch = batch_of(rows, length, model.config.vocab_size).to(device)
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
     step(batch)
     _wait(device)
-    began = time.perf_counter()
+    began = clock()
     for _ in range(examples // rows):
         step(batch)
     _wait(device)
-    took = time.perf_counter() - began
+    took = clock() - began
     return examples // rows * rows / took, peak(device) - before
 
 
@@ -228,31 +227,36 @@ def peak(device: torch.device) -> float:
 
 
 def main(
-    examples: int = 32, length: int = 128, micro_batch: int = 8, only: str = "", size: str = "small"
+    rounds: int = 3,
+    examples: int = 16,
+    length: int = 128,
+    micro_batch: int = 8,
+    size: str = "small",
+    bfloat16: bool = False,
+    only: str = "",
 ) -> None:
     spawn = multiprocessing.get_context("spawn")
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"{TARGETS}\n{name}, {length} tokens, micro-batches of {micro_batch}\n")
-    print("| model | trained | way | examples a second | of plain | GiB | of plain |")
-    print("|---|---|---|---:|---:|---:|---:|")
-    for kind in MODELS:
-        for tuning in TUNINGS:
-            rows: dict[str, tuple[float, float]] = {}
-            for way in WAYS:
-                if only not in f"{kind} {tuning}":
-                    continue
-                with spawn.Pool(1) as pool:
-                    settings = (kind, tuning, way, examples, length, micro_batch, size)
-                    rows[way] = speed, memory = pool.apply(measure, settings)
-                speed_ratio, memory_ratio = (
-                    mine / other
-                    for mine, other in zip((speed, memory), rows["plain training"], strict=True)
-                )
-                print(
-                    f"| {kind} | {tuning} | {way} | {speed:.2f} | {speed_ratio:.2f} | {memory:.2f} "
-                    f"| {memory_ratio:.2f} |",
-                    flush=True,
-                )
+    print(f"{name}, {length} tokens, micro-batches of {micro_batch}, {rounds} rounds\n")
+    print(f"| model | trained | {' | '.join(WAYS)} |\n|---|---|{'---|' * len(WAYS)}")
+    for kind, tuning in product(MODELS, TUNINGS):
+        if only not in f"{kind} {tuning}":
+            continue
+        found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+        for _, way in product(range(rounds), WAYS):
+            of = way + LOW * bfloat16
+            with spawn.Pool(1) as pool:
+                settings = (kind, tuning, of, examples, length, micro_batch, size)
+                found[way].append(pool.apply(measure, settings))
+        of_plain = found.pop("plain training")
+        speed, memory = (median(figures) for figures in zip(*of_plain, strict=True))
+        cells = [kind, tuning, f"{speed:.2f}, {memory:.2f} GiB"]
+        for each in found.values():
+            ratios = [mine[0] / other[0] for mine, other in zip(each, of_plain, strict=True)]
+            of_memory = median(gib for _, gib in each) / memory
+            spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
+            cells.append(f"{median(ratios):.2f} {spread}, {of_memory:.2f}")
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
