@@ -45,7 +45,7 @@ rounds to 0 would make a mechanism free, however often it is composed."""
 FFT_ROUNDING = 2.0**-50
 """An FFT that is raised to the power of a count rounds delta by up to 3e-16 for each mechanism."""
 
-BOUNDS = 2
+BOUNDS_VERSION = 2
 """The version of all bounds: a change of their numbers, other than by rounding, raises it."""
 
 
@@ -53,7 +53,7 @@ BOUNDS = 2
 def accountant_version() -> str:
     """Return what costs depend on besides the event: two charges of the same version state the same
     cost for an event, up to rounding."""
-    return f"{BOUNDS}, dp-accounting {version('dp-accounting')}"
+    return f"{BOUNDS_VERSION}, dp-accounting {version('dp-accounting')}"
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -26,6 +26,7 @@ from dpray.types import Prompt as Prompt
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 
 FinishReason = Literal["stop", "length", "exhausted"]
 
@@ -283,10 +284,12 @@ class Engine(TextGenerator, Protocol):
         ...
 
 
-class Embedder(Protocol):
-    """Embeds texts as L2-normalised float32 vectors, shape (number of texts, dimension)."""
+Embeddings: TypeAlias = "npt.NDArray[np.float32]"
+"""L2-normalised vectors of texts, shape (number of texts, dimension)."""
 
-    def embed(self, texts: Sequence[str]) -> np.ndarray: ...
+
+class Embedder(Protocol):
+    def embed(self, texts: Sequence[str]) -> Embeddings: ...
 
 
 class EngineError(RuntimeError):

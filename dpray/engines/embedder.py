@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from dpray.engines.base import DeviceLost, LoadFailed, OutOfMemory, engine_error, failure_name
+from dpray.engines.base import (
+    DeviceLost,
+    Embeddings,
+    LoadFailed,
+    OutOfMemory,
+    engine_error,
+    failure_name,
+)
 from dpray.engines.float32 import without_tf32
 from dpray.engines.kept_state import kept_by
 from dpray.engines.model_path import folder_or_hub, weights_at_hand
@@ -123,7 +129,7 @@ class SentenceTransformerEmbedder:
         """Return where the model is, as torch names it."""
         return str(self._model.device)
 
-    def embed(self, texts: Sequence[str], batch_size: int = 32) -> npt.NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], batch_size: int = 32) -> Embeddings:
         """Return L2-normalised vectors, shape (number of texts, dimension).
 
         The last bits of a vector may depend on the other texts of its batch. Private texts need
@@ -131,7 +137,7 @@ class SentenceTransformerEmbedder:
         device fails.
         """
         cut = [valid_unicode(text[: self.longest * KEPT_CHARACTERS]) for text in texts]
-        vectors: npt.NDArray[np.float32] | None = None
+        vectors: Embeddings | None = None
         if batch_size > 1 and cut:
             vectors = self._encoded(cut, batch_size)
         if vectors is None:  # a batch fails as one of its texts does
@@ -142,7 +148,7 @@ class SentenceTransformerEmbedder:
         vectors[~np.isfinite(vectors).all(axis=1)] = 0.0
         return vectors
 
-    def _encoded(self, texts: list[str], batch_size: int) -> npt.NDArray[np.float32] | None:
+    def _encoded(self, texts: list[str], batch_size: int) -> Embeddings | None:
         """Return the model's vectors, None if it cannot embed one of the texts."""
         try:
             vectors = self._model.encode(

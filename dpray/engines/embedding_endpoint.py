@@ -8,16 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from dpray.config.sections import EmbedderConfig
-from dpray.engines.base import EndpointBusy, EngineError
+from dpray.engines.base import Embeddings, EndpointBusy, EngineError
 from dpray.types import InputError, Resumable
 
 if TYPE_CHECKING:
     import openai
 
-Embeddings = npt.NDArray[np.float32]
 
 TEXTS_A_CALL = 13
 """Few: a server may give each caller a small part of its room, as `dpray serve` does."""

@@ -24,14 +24,13 @@ from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple
 from uuid import uuid4
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import ray
 from ray.exceptions import ObjectLostError
 
 from dpray.config.config import Config
 from dpray.config.sections import EmbedderConfig
-from dpray.engines.base import EngineError
+from dpray.engines.base import Embeddings, EngineError
 from dpray.engines.embedder import SentenceTransformerEmbedder
 from dpray.engines.embedding_endpoint import PUBLIC_TEXTS, EmbeddingEndpoint
 from dpray.engines.kept_state import stateless_pair
@@ -60,8 +59,6 @@ from dpray.workers.rows import (
     tables_of,
     without_words,
 )
-
-Embeddings = npt.NDArray[np.float32]
 
 
 class Worker(Protocol):

@@ -47,13 +47,13 @@ def processor(engine: Any) -> lockstep.LockstepProcessor:
 def draws(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of private rows of every draw."""
     seen: list[int] = []
-    original = lockstep.LockstepProcessor._selection
+    original = lockstep.LockstepProcessor._select
 
     def counted(self: lockstep.LockstepProcessor, group: Any, *logits: Any) -> Any:
         seen.append(len(group.indices) - 1)
         return original(self, group, *logits)
 
-    monkeypatch.setattr(lockstep.LockstepProcessor, "_selection", counted)
+    monkeypatch.setattr(lockstep.LockstepProcessor, "_select", counted)
     return seen
 
 

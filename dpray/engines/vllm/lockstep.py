@@ -333,7 +333,7 @@ class LockstepProcessor(ABC):
             [group.finite for group in groups], [all_highest_N[group.private] for group in groups]
         )
         return [
-            self._selection(
+            self._select(
                 group, GroupLogits(logits_NV[group.private], highest_S, logits[group.indices[-1]])
             )
             for group, highest_S in zip(groups, highest_GS, strict=True)
@@ -347,7 +347,7 @@ class LockstepProcessor(ABC):
             and self.same_history(group)
         )
 
-    def _selection(self, group: _Group, logits: GroupLogits) -> Selection:
+    def _select(self, group: _Group, logits: GroupLogits) -> Selection:
         try:
             if group.selector is None:
                 assert group.spec is not None

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from dpray.accounting.composed_events import SelfComposed
 from dpray.accounting.event import Event
-from dpray.engines.base import Sampling
+from dpray.engines.base import Embeddings, Sampling
 from dpray.engines.requests import Ask, Request, ask_until_accepted
 from dpray.engines.schema.schema import Schema
 from dpray.mechanisms.discrete_noise import Counts
@@ -39,7 +39,6 @@ Population = dict[str, list[str]]
 """Maps each label to its texts; without labels, the one label is "". With attributes, the texts of
 a label with the same attributes have a key of their own (`VariationPrompts.kinds`)."""
 
-Embeddings = npt.NDArray[np.float32]
 
 Embed = Callable[[Sequence[str]], Embeddings]
 """Phi: returns L2-normalised embeddings, shape (number of texts, D)."""

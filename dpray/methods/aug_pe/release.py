@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from dpray.config.config import Config
+from dpray.engines.base import Embeddings
 from dpray.mechanisms.discrete_noise import INTEGER_NOISE_SOURCE
 from dpray.mechanisms.term_matcher import count_words
 from dpray.methods.aug_pe.algorithm import AugPeRun, Checkpoint, Population
@@ -23,7 +24,7 @@ from dpray.methods.aug_pe.prompts import Kind, VariationPrompts
 from dpray.runs.privacy_report import Iteration, MethodPart
 from dpray.runs.session import Release, Session
 from dpray.workers.engine_pool import on_pool
-from dpray.workers.shards import Embeddings, Shards, Voters, embedded, noisy_votes, voters_gpus
+from dpray.workers.shards import Shards, Voters, embedded, noisy_votes, voters_gpus
 
 AugPeSession = Session[AugPePlan]
 

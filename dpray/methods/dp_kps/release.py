@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from dpray.config.config import Config
+from dpray.engines.base import Embeddings
 from dpray.engines.embedding_endpoint import PUBLIC_TEXTS, same_model
 from dpray.engines.requests import Ask, Request, ask_until_accepted
 from dpray.io.languages import words_named
@@ -31,7 +31,6 @@ from dpray.workers.rows import Row
 from dpray.workers.shards import Shards
 
 DpKpsSession = Session[DpKpsPlan]
-Embeddings = npt.NDArray[np.float32]
 
 
 def release(session: DpKpsSession) -> Release:
