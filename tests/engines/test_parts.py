@@ -136,9 +136,8 @@ def test_a_text_without_private_rows_follows_one_of_a_large_group(
     """Such as an ending: no size of the batch before it, which is secret, makes it fail."""
 
     def texts(engine: Engine, large: LockstepGroup, ending: LockstepGroup) -> Any:
-        found: list[Any] = []
-        for x in engine.decode_lockstep([large], lambda x: None if found else ending):
-            found.append(x)
+        following = iter([ending])
+        found = list(engine.decode_lockstep([large], lambda x: next(following, None)))
         return [(x.token_ids, x.text, x.state | {"parts": 0}) for x in found]
 
     large, none = group("a", LARGE), group("a", 0)
