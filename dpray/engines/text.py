@@ -445,6 +445,19 @@ def is_cut_short(text: str) -> bool:
     return not ("\n" in left_out and left_out.isspace())
 
 
+def ended_text(before: str, text: str, has_ended: bool) -> str | None:
+    """Return a text that was cut after `before` and went on, up to the first end of a sentence from
+    there. If there is none, return all of it, or None if it `has_ended` no sentence nor itself.
+
+    >>> ended_text("The card does not wo", "The card does not work. I", False)
+    'The card does not work.'
+    """
+    begins = len(before.rstrip(PART_OF_CHARACTER))  # the character may be whole now
+    # At the same place, it went on with a new line.
+    end = next((end for end in sentence_ends(f"{text} ") if end >= begins), None)
+    return text[:end] if has_ended or end is not None else None
+
+
 _MARKS = {
     '"': '"', "“": "”", "”": "”", "„": "“”", "«": "»", "»": "«", "‹": "›", "›": "‹", "「": "」",
     "『": "』",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from dpray.accounting.event import Event
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult
 from dpray.engines.schema.schema import Form
-from dpray.engines.text import PART_OF_CHARACTER, is_cut_short, sentence_ends
+from dpray.engines.text import ended_text, is_cut_short
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.mechanism import PrivateToken
 
@@ -76,13 +76,8 @@ class BatchState:
         there is none, the text stays as it is."""
         place = self.cut.pop(0)
         x, self.tokens = self.X[place], self.tokens + len(ending.token_ids)
-        text, is_whole = ending.text, ending.finish_reason == "stop"
-        before = len(x.text.rstrip(PART_OF_CHARACTER))  # the ending may complete a character
-        for end in sentence_ends(f"{text} "):
-            if end >= before:  # equal: the ending begins with a new line
-                text, is_whole = text[:end], True
-                break
-        if is_whole:
+        text = ended_text(x.text, ending.text, ending.finish_reason == "stop")
+        if text is not None:
             tokens = (*x.token_ids, *ending.token_ids)
             self.X[place] = replace(x, text=text, token_ids=tokens, finish_reason="stop")
 
