@@ -128,7 +128,12 @@ class Moving(SideBySide):
 
 
 @pytest.mark.parametrize(
-    "rule", [{"candidates": "top_k", "k": 50}, {"public_gate": {"probability": 0.9}}]
+    "rule",
+    [
+        {"candidates": "top_k", "k": 50},
+        {"public_gate": {"probability": 0.9}},
+        {"end_tokens": 8},
+    ],
 )
 def test_public_logits_that_decide_and_move_by_a_bit_are_refused(
     settings: Settings, rule: dict[str, Any]

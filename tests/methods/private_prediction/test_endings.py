@@ -13,6 +13,8 @@ from dpray.engines.base import LockstepResult, select_token
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
 from dpray.methods.private_prediction.mechanism import PrivateToken
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan
+from dpray.methods.private_prediction.release import describe_draw
 from dpray.methods.private_prediction.token import PrivateTokenSelector
 from dpray.types import InputError
 from tests.methods.private_prediction.test_algorithm import BATCH, decoded
@@ -146,6 +148,7 @@ def test_endings_come_last_without_a_private_row_and_with_coins_of_their_own() -
         mechanism = PrivateToken(**group.selector.arguments["mechanism"])
         assert mechanism == MECHANISM.ending
     assert all(group.selector.arguments["mechanism"] == MECHANISM.values for group in private)
+    assert MECHANISM.ending.public_temperature == 0.5, "the colder of both"
 
 
 def test_a_document_that_is_not_whole_has_no_endings() -> None:
@@ -157,11 +160,10 @@ def test_a_document_that_is_not_whole_has_no_endings() -> None:
 
 def test_neighbouring_batches_have_the_same_endings_of_the_same_texts() -> None:
     """What is asked for is a function of the texts, the public prompt and the key."""
-    answers = [CUT, WHOLE, ENDED]
-    more = replace(BATCH, private_prompts=(*BATCH.private_prompts, (5, 6, 7)))
-    fewer = replace(BATCH, private_prompts=())
-    first, *others = (decoded(answers, METHOD, batch)[1][-1] for batch in (BATCH, more, fewer))
-    assert others == [first, first]
+    rows = [(1, 2), (3,), (5, 6, 7), (8,) * 30]
+    batches = [replace(BATCH, private_prompts=tuple(rows[:n])) for n in range(5)]
+    first, *others = (decoded([CUT, WHOLE, ENDED], METHOD, batch)[1][-1] for batch in batches)
+    assert others == [first] * 4
 
 
 @pytest.mark.parametrize(("length", "most"), [(27, 5), (31, 1), (32, 0)])
@@ -215,8 +217,20 @@ def test_a_plan_asks_for_public_logits_that_no_private_row_moves(
 ) -> None:
     from dpray import plan
 
-    assert not plan(parse_config(settings())).public_decides
-    assert plan(parse_config(settings(method__end_tokens=8))).public_decides
+    def asks(tokens: int) -> object:
+        found = plan(parse_config(settings(method__end_tokens=tokens)))
+        assert isinstance(found, PrivatePredictionPlan)
+        build: Any = lambda _, **options: options  # noqa: E731
+        options: Any = found.loader(build)()
+        assert found.method.end_tokens == tokens
+        assert found.method_summary()["method"]["end_tokens"] == tokens  # type: ignore[index]
+        assert options["public_alone"] == found.public_decides
+        assert (f"at most {tokens} tokens that end" in describe_draw(found.settings)) == bool(
+            tokens
+        )
+        return found.public_decides
+
+    assert not asks(0) and asks(1)
 
 
 def test_a_text_of_a_schema_has_no_ending(settings: Callable[..., Any]) -> None:
