@@ -78,8 +78,8 @@ FIELDS = {
     "control": "the values of the control columns that the text was made for",
     "terms": "the terms that the text was made of, or for",
     "batch": "the batch of private records that the text was drawn with",
-    "finish_reason": "`stop` if the text ended by itself, or the public prompt alone ended its last "
-    "sentence; `length` if it was cut or closed",
+    "finish_reason": "`stop` if the text ended by itself, or by the public prompt alone; `length` "
+    "if it was cut or closed",
     "tokens": "the number of tokens that were drawn for the text",
     "iteration": "the iteration in which the text was made",
 }
