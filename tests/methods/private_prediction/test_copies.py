@@ -96,6 +96,8 @@ def test_the_best_token_is_not_drawn_where_it_is_a_copy(changes: dict[str, Any])
     assert text() == [0, 1, 2, 3, 5]
     assert text(prompt=prompt, longest_copy=2) == [0, 1, 5, 3, 5]
     assert text(prompt=prompt, longest_copy=4) == [0, 1, 2, 3, 5]
+    assert text(prompt=(4, 0, 1), longest_copy=2) == [0, 1, 2, 3, 5]
+    assert text(prompt=(4, 0, 1), longest_copy=2, written=(4,))[:2] == [0, 5]
 
 
 def test_the_engines_logits_stay_as_they_are() -> None:
