@@ -196,7 +196,8 @@ class SelectorSpec:
 @dataclass(frozen=True)
 class LockstepGroup:
     """A text is decoded from the token ids of its private prompts (none for an empty batch) and of
-    the public one, which may differ in length."""
+    the public one, which may differ in length. The last `written` tokens of the public prompt are
+    the text's own: it goes on."""
 
     group_id: str
     private_prompts: tuple[tuple[int, ...], ...] = field(repr=False)
@@ -204,6 +205,7 @@ class LockstepGroup:
     selector: SelectorSpec = field(repr=False)
     max_tokens: int
     stop: tuple[str, ...] = ()
+    written: int = 0
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:
@@ -213,8 +215,9 @@ class LockstepGroup:
 
 @dataclass(frozen=True)
 class LockstepResult:
-    """`text` lacks the eos token or stop string. `finish_reason` is "exhausted" if the selector
-    returned None; `state` is the selector's."""
+    """`text` lacks the eos token or stop string, and has what was `written` of it before; that is
+    not in `token_ids`. `finish_reason` is "exhausted" if the selector returned None; `state` is the
+    selector's."""
 
     group_id: str
     text: str = field(repr=False)

@@ -211,20 +211,25 @@ class TextCodec:
         before, both = self._decode(context), self._decode(context + ids)
         return both[len(before) :] if both.startswith(before) else self._decode(ids)
 
-    def ended(
-        self, prompt_ids: tuple[int, ...], ids: list[int], stop: tuple[str, ...]
-    ) -> str | None:
-        """Return the text before the eos token or stop string that the last of `ids` completed, or
-        None if the text goes on."""
-        if ids[-1] in self.eos_ids:
-            return self.text(prompt_ids, ids[:-1])
-        return cut_at_stop(self.text(prompt_ids, ids), stop) if stop else None
+    def ended(self, group: LockstepGroup, tokens: list[int]) -> str | None:
+        """Return the group's text before the eos token or stop string that the last of `tokens`
+        completed, or None if the text goes on."""
+        if tokens[-1] in self.eos_ids:
+            return self._text_of(group, tokens[:-1])
+        return cut_at_stop(self._text_of(group, tokens), group.stop) if group.stop else None
+
+    def _text_of(self, group: LockstepGroup, tokens: list[int]) -> str:
+        """Decode a text as a whole: its tokens may part in the middle of a character, or of a stop
+        string."""
+        begins = len(group.public_prompt) - group.written
+        prompt, written = group.public_prompt[:begins], group.public_prompt[begins:]
+        return self.text(prompt, [*written, *tokens])
 
     def is_over(self, group: LockstepGroup, tokens: list[int]) -> bool:
         """Return whether a group's text has ended, or is as long as it may be."""
         if len(tokens) >= group.max_tokens:
             return True
-        return bool(tokens) and self.ended(group.public_prompt, tokens, group.stop) is not None
+        return bool(tokens) and self.ended(group, tokens) is not None
 
     def result(
         self, group: LockstepGroup, tokens: list[int], exhausted: bool, state: Json
@@ -232,8 +237,8 @@ class TextCodec:
         """Make the result of a group's text: one that is over, or that `exhausted` the selector."""
         ended = None
         if not exhausted:
-            ended = self.ended(group.public_prompt, tokens, group.stop)
-        text = self.text(group.public_prompt, tokens) if ended is None else ended
+            ended = self.ended(group, tokens)
+        text = self._text_of(group, tokens) if ended is None else ended
         reason: FinishReason = "length" if ended is None else "stop"
         return LockstepResult(
             group.group_id, text, tuple(tokens), "exhausted" if exhausted else reason, state
@@ -401,6 +406,9 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
 
 _SENTENCE_END = re.compile(r"[.!?…؟۔।][\"'”’»)\]]*(?=\s)|[。！？][”’」』）]*|\S(?=\n)")
 
+PART_OF_CHARACTER = "\ufffd"
+"""A text that was cut in a character ends with it."""
+
 LEAST_WHOLE = 0.25
 """The least part of a text that whole sentences have to be, or it stays as it is: the end may be
 that of an abbreviation."""
@@ -412,24 +420,42 @@ def sentence_ends(text: str) -> Iterator[int]:
 
 
 def whole_sentences(text: str) -> str:
-    """Return a text that was cut up to the end of its last whole sentence or line.
+    """Return a text that was cut up to the end of its last whole sentence or line, or of its last
+    whole character.
 
     >>> whole_sentences("The card is here. It does not wo")
     'The card is here.'
     """
+    text = text.rstrip(PART_OF_CHARACTER)
     end = max(sentence_ends(text), default=0)
     return text[:end] if end >= LEAST_WHOLE * len(text) else text
 
 
 def is_cut_short(text: str) -> bool:
     """Return whether `whole_sentences` leaves a part of a sentence at the end of a text. Blanks are
-    none.
+    none, and a last line that a new line ends is whole.
 
     >>> is_cut_short("The card does not wo"), is_cut_short("The card is here. It does not wo")
     (True, False)
     """
     whole = whole_sentences(text)
-    return bool(whole.strip()) and len(whole) not in sentence_ends(f"{whole} ")
+    if not whole.strip() or len(whole) in sentence_ends(f"{whole} "):
+        return False
+    left_out = text[len(whole) :]
+    return not ("\n" in left_out and left_out.isspace())
+
+
+def ended_text(before: str, text: str, has_ended: bool) -> str | None:
+    """Return a text that was cut after `before` and went on, up to the first end of a sentence from
+    there. If there is none, return all of it, or None if it `has_ended` no sentence nor itself.
+
+    >>> ended_text("The card does not wo", "The card does not work. I", False)
+    'The card does not work.'
+    """
+    begins = len(before.rstrip(PART_OF_CHARACTER))  # the character may be whole now
+    # At the same place, it went on with a new line.
+    end = next((end for end in sentence_ends(f"{text} ") if end >= begins), None)
+    return text[:end] if has_ended or end is not None else None
 
 
 _MARKS = {

@@ -78,8 +78,9 @@ FIELDS = {
     "control": "the values of the control columns that the text was made for",
     "terms": "the terms that the text was made of, or for",
     "batch": "the batch of private records that the text was drawn with",
-    "finish_reason": "`stop` if the text ended by itself, `length` if it was cut or closed",
-    "tokens": "the number of the text's tokens",
+    "finish_reason": "`stop` if the text ended by itself, or by the public prompt alone; `length` "
+    "if it was cut or closed",
+    "tokens": "the number of tokens that were drawn for the text",
     "iteration": "the iteration in which the text was made",
 }
 """The fields that a synthetic record may have."""

@@ -87,6 +87,8 @@ class PublicCalls:
     following: makes of a request's number, and of its sections that are written, each with whether
     it was cut, the request of the next section.
     joined: makes a text of such sections.
+    ending: makes of a request's number, and of a text that was cut in a sentence, the request that
+    ends it; None if there is no room for it. No text is ended without it.
     attributes: those that each request asks for, none without `data.attributes`.
     """
 
@@ -98,6 +100,7 @@ class PublicCalls:
     following: Callable[[int, Sequence[tuple[str, bool]]], Request] | None = None
     joined: Callable[[Sequence[tuple[str, bool]]], str] | None = None
     attributes: Sequence[Mapping[str, str]] | None = None
+    ending: Callable[[int, str], Request | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from dpray.engines.base import Completion, Engine, EngineError
 from dpray.engines.bits import bits_per_byte
 from dpray.engines.rates import Rates, measure_rates, rates_of
 from dpray.engines.requests import Request, written
+from dpray.engines.text import PART_OF_CHARACTER, ended_text, is_cut_short
 from dpray.io.columns import cut_advice, is_code
 from dpray.io.files import check_writable, write_durably
 from dpray.io.languages import language_of
@@ -132,16 +133,16 @@ def public_texts(
 
 def documents(engine: Engine, calls: PublicCalls, on_progress: OnProgress) -> list[Completion]:
     """Return the model's answers, those of several sections joined as a run joins them."""
-    first = public_texts(engine, calls.requests, on_progress)
+    parts = [[each] for each in public_texts(engine, calls.requests, on_progress)]
     if calls.following is None or calls.joined is None or calls.sections == 1:
-        return first
-    parts = [[each] for each in first]
+        return [each for [each] in with_endings(engine, calls, parts, on_progress)]
     for _ in range(calls.sections - 1):
         requests = [calls.following(n, _sections(each)) for n, each in enumerate(parts)]
         for written_parts, answer in zip(
             parts, public_texts(engine, requests, on_progress), strict=True
         ):
             written_parts.append(answer)
+    parts = with_endings(engine, calls, parts, on_progress)
     return [
         Completion(
             calls.joined(_sections(each)),
@@ -151,6 +152,31 @@ def documents(engine: Engine, calls: PublicCalls, on_progress: OnProgress) -> li
         )
         for each in parts
     ]
+
+
+def with_endings(
+    engine: Engine, calls: PublicCalls, parts: list[list[Completion]], on_progress: OnProgress
+) -> list[list[Completion]]:
+    """Return the sections of each text, those that were cut in a sentence ended as a run ends them
+    once all are written."""
+    if calls.ending is None:
+        return parts
+    found, asked = [[*each] for each in parts], dict[tuple[int, int], Request]()
+    for n, each in enumerate(parts):
+        for place, part in enumerate(each):
+            before = part.text.rstrip(PART_OF_CHARACTER)  # a request has whole ones only
+            is_cut = part.finish_reason == "length" and is_cut_short(before)
+            if is_cut and (request := calls.ending(n, before)) is not None:
+                asked[n, place] = request
+    answers = public_texts(engine, [*asked.values()], on_progress) if asked else []
+    for (n, place), answer in zip(asked, answers, strict=True):
+        part = parts[n][place]
+        before = part.text.rstrip(PART_OF_CHARACTER)
+        text = ended_text(before, before + answer.text, answer.finish_reason == "stop")
+        if text is not None:
+            tokens = part.completion_tokens + answer.completion_tokens
+            found[n][place] = Completion(text, part.prompt_tokens, tokens, "stop")
+    return found
 
 
 def released_text(calls: PublicCalls, answer: Completion, request: Request) -> str:

@@ -23,6 +23,9 @@ from dpray.engines.base import (
     SelectorSpec,
 )
 from dpray.engines.schema.schema import Schema
+from dpray.mechanisms.randomness import named_key
+from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
+from dpray.methods.private_prediction.mechanism import PrivateToken
 from tests.engines.schemas import FILM
 from tests.engines.tiny_model import sentence
 
@@ -352,3 +355,29 @@ def test_generated_texts_have_the_form_of_their_schema(engine: Engine) -> None:
 def test_generated_texts_of_other_schemas(engine: Engine, schema: Schema, texts: set[str]) -> None:
     found = engine.generate([Prompt("which?")] * 4, [Sampling(8, schema=schema)] * 4)
     assert {each.text for each in found} <= texts
+
+
+def test_texts_are_ended_alike_by_every_engine_next_to_any_batches(
+    engine: Engine, transformers_engine: Engine
+) -> None:
+    """An ending is decoded next to the private rows of others, and after more rows of its own than
+    the engine holds."""
+    token = PrivateToken(8, 24, "dclip", 3.0, 1.0, 0.7, candidates="top_k_plus", k=40)
+    method = PrivatePrediction(token, 4, 6, ("a",), longest_copy=3, end_tokens=12)
+    groups = [make_group(transformers_engine, f"{n}", n) for n in (3, 0, 30, 1)]
+    batches = [
+        Batch(x.group_id, x.private_prompts, x.public_prompt, named_key("ab" * 32, x.group_id))
+        for x in groups
+    ]
+
+    def texts(engine: Engine, *batches: Batch) -> dict[str, list[Any]]:
+        return {
+            state.S.batch_id: [(x.text, x.token_ids, x.finish_reason) for x in state.X]
+            for state in method.decode(engine, batches)
+        }
+
+    alone = [texts(transformers_engine, batch) for batch in batches]
+    expected = {name: found for each in alone for name, found in each.items()}
+    assert texts(engine, *batches) == expected
+    ended = [x for found in expected.values() for x in found if len(x[1]) > 4]
+    assert ended and all(reason == "stop" for _, _, reason in ended)

@@ -116,7 +116,7 @@ def test_the_texts_that_follow(lanes_engine: Any, transformers_engine: Any) -> N
             key = drawn(engine, f"{name} {number}", 0).selector
             return replace(rows, group_id=name, selector=key) if number < 4 else None
 
-        first = {str(n): drawn(engine, str(n), n) for n in (7, 1, 11)}
+        first = {str(n): drawn(engine, str(n), n) for n in (7, 1, 11, 3)}
         list(engine.decode_lockstep(first.values(), following))
         return found
 

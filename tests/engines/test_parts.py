@@ -130,6 +130,22 @@ def test_the_next_texts_of_a_large_group(
     assert texts(small) == texts(transformers_engine)
 
 
+def test_a_text_without_private_rows_follows_one_of_a_large_group(
+    small: Engine, transformers_engine: Engine, group: Callable[..., LockstepGroup]
+) -> None:
+    """Such as an ending: no size of the batch before it, which is secret, makes it fail."""
+
+    def texts(engine: Engine, large: LockstepGroup, ending: LockstepGroup) -> Any:
+        following = iter([ending])
+        found = list(engine.decode_lockstep([large], lambda x: next(following, None)))
+        return [(x.token_ids, x.text, x.state | {"parts": 0}) for x in found]
+
+    large, none = group("a", LARGE), group("a", 0)
+    ending = replace(none, public_prompt=(*large.public_prompt, *large.public_prompt[:5]))
+    found = texts(small, large, ending)
+    assert len(found) == 2 and found == texts(transformers_engine, large, ending)
+
+
 def test_a_stop_string_the_end_and_an_exhausted_selector_end_a_large_group(
     small: Engine, transformers_engine: Engine, group: Callable[..., LockstepGroup]
 ) -> None:

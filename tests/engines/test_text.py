@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dpray.engines.base import EngineError, PlainPrompt, Prompt
+from dpray.engines.base import EngineError, LockstepGroup, PlainPrompt, Prompt, SelectorSpec
 from dpray.engines.text import TextCodec
 from dpray.types import InputError
 from tests.engines.tiny_model import WORDS, make_tokenizer
@@ -207,12 +208,30 @@ def test_a_text_that_a_tokenizer_panics_at_is_refused_by_itself(
     assert panics.encode(Prompt("the patient")) == panics.encode(Prompt("THE patient"))
 
 
+def going_on(public: tuple[int, ...], *stop: str, written: int = 0) -> LockstepGroup:
+    return LockstepGroup("a", (), public, SelectorSpec("", {}), 99, stop, written)
+
+
 def test_ended(codec: TextCodec) -> None:
     prompt = codec.encode(Prompt("the"))
     said = list(codec.encode(Prompt("", "cough and fever"))[1:])
-    assert codec.ended(prompt, said, ()) is None
-    assert codec.ended(prompt, [*said, 2], ()) == "\n\ncough and fever"
-    assert codec.ended(prompt, said, ("fever", "and")) == "\n\ncough "
+    assert codec.ended(going_on(prompt), said) is None
+    assert codec.ended(going_on(prompt), [*said, 2]) == "\n\ncough and fever"
+    assert codec.ended(going_on(prompt, "fever", "and"), said) == "\n\ncough "
+
+
+def test_a_text_that_goes_on_is_decoded_as_a_whole(codec: TextCodec) -> None:
+    """Wherever its tokens part: in a character, or in a stop string."""
+    prompt, text = codec.encode(Prompt("the")), "café 你好吗 of the bridge.\n\nAnd"
+    said = codec.ids(text)
+    for parted in range(len(said)):
+        group = going_on((*prompt, *said[:parted]), written=parted)
+        left = said[parted:]
+        assert codec.result(group, left, False, {}).text == text
+        assert codec.result(group, [*left, 2], False, {}).text == text
+        ended = codec.result(replace(group, stop=("bridge.\n\nAnd",)), left, False, {})
+        assert (ended.text, ended.finish_reason) == ("café 你好吗 of the ", "stop")
+        assert ended.token_ids == (*left,)
 
 
 def test_bad_lengths_and_folders(model_folder: str, tmp_path: object) -> None:

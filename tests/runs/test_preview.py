@@ -123,6 +123,44 @@ def test_a_preview_ends_texts_where_a_run_does(tmp_path: Path) -> None:
     assert asked.stop == plan.method.stop == ("\n\n", "\nText:")
 
 
+@pytest.mark.parametrize(
+    ("answers", "text", "tokens"),
+    [
+        ([("The cat sat on", 100), (" the mat. It", 101)], "The cat sat on the mat.", 201),
+        ([("The cat sat on", 100), (" the mat", 9)], "The cat sat on the mat", 109),
+        ([("The cat sat on", 100), (" the mat", 101)], "The cat sat on", 100),
+        ([("It is one. The cat sat on", 100)], "It is one.", 100),
+        ([("The cat", 9)], "The cat", 9),
+    ],
+)
+def test_a_preview_ends_a_cut_text_as_a_run_does(
+    tmp_path: Path, answers: list[tuple[str, int]], text: str, tokens: int
+) -> None:
+    """Also if the context has no room for all of `end_tokens`: a run needs none."""
+    config = config_of(tmp_path, "private_prediction")
+    settings = config.method.model_copy(update={"end_tokens": 900, "public_temperature": 0.7})
+    plan = make_plan(config.model_copy(update={"method": settings}))
+    calls, left = plan.public_calls(["1"]), [*answers]
+
+    class InTurn(Writer):
+        def generate(self, prompts: Sequence[Prompt], *others: Any) -> list[Completion]:
+            self.answers = [left.pop(0)]
+            [sampling] = others[0]
+            if len(left) == len(answers) - 1:
+                assert (sampling.max_tokens, sampling.top_k) == (16, 50)
+            else:
+                assert prompts[0].prefix.endswith(answers[0][0])
+                assert 100 < sampling.max_tokens < 256
+                assert (sampling.temperature, sampling.top_k) == (0.7, 0)
+            return super().generate(prompts, *others)
+
+    [answer] = documents(InTurn([]), calls, no_progress)  # type: ignore[arg-type]
+    assert (released_text(calls, answer, calls.requests[0]), answer.completion_tokens) == (
+        text, tokens,
+    )  # fmt: skip
+    assert left == []
+
+
 def test_a_document_is_joined_and_prompted_as_a_run_does(tmp_path: Path) -> None:
     """A cut section loses its last sentence where it stands, the whole document no other; and the
     prompts of a section show this section of the examples."""

@@ -260,7 +260,7 @@ class LockstepRun:
     def _is_finished(self, entry: _Entry) -> bool:
         """Return whether vLLM ended all rows, or a stop string ended the text."""
         group, ids = entry.group, entry.public_ids
-        stopped = ids and self.model.ended(group.public_prompt, ids, group.stop) is not None
+        stopped = ids and self.model.ended(group, ids) is not None
         return bool(stopped) or len(entry.outputs) == entry.rows
 
     def _finish(self, entry: _Entry) -> LockstepResult | None:

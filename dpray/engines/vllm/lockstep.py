@@ -307,9 +307,22 @@ class LockstepProcessor(ABC):
         public = whole.pop(group.size, None)
         if public is not None:
             group.public = logits[public].clone()
-        elif group.public is None and self.public_pass and group.public_row:
-            group.public = self.public_pass.logits(group.public_row, group.tokens)
+        else:
+            self._add_public(group)
         group.add(whole, logits)
+
+    def _add_public(self, group: _PartedGroup) -> None:
+        """Compute the public row by itself, if that is what computes it, once for a position."""
+        if group.public is None and self.public_pass and group.public_row:
+            group.public = self.public_pass.logits(group.public_row, group.tokens)
+
+    def draw_parted(self, name: str) -> _PartedGroup:
+        """Draw the next token of a group in parts, which may have no private row: then nothing came
+        before this."""
+        group = self.parted[name]
+        self._add_public(group)
+        group.draw()
+        return group
 
     def _draw_tokens(
         self, groups: list[_Group], logits: torch.Tensor, highest_N: torch.Tensor
@@ -452,9 +465,7 @@ class LockstepWorker:
 
     def parts_draw(self, name: str) -> dict[str, object]:
         """Draw the group's next token, if all of its rows are in, and report the group."""
-        group = self._lockstep_processor().parted[name]
-        group.draw()
-        return group.report()
+        return self._lockstep_processor().draw_parted(name).report()
 
     def parts_finish(self, name: str) -> dict[str, object]:
         """Return the selector's state, and forget the group."""

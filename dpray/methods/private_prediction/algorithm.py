@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from dpray.accounting.event import Event
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult
 from dpray.engines.schema.schema import Form
-from dpray.engines.text import is_cut_short, sentence_ends
+from dpray.engines.text import ended_text, is_cut_short
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.mechanism import PrivateToken
 
@@ -72,16 +72,12 @@ class BatchState:
             self.X.append(replace(x, finish_reason="length") if x.state.get("was_closed") else x)
 
     def end(self, ending: LockstepResult) -> None:
-        """Put an ending up to its first end of a sentence after the first text that was cut. If it
-        has none, the text stays as it is."""
+        """Take the first text that was cut with its ending, up to the first end of a sentence. If
+        there is none, the text stays as it is."""
         place = self.cut.pop(0)
         x, self.tokens = self.X[place], self.tokens + len(ending.token_ids)
-        text, is_whole = x.text + ending.text, ending.finish_reason == "stop"
-        for end in sentence_ends(f"{text} "):
-            if end >= len(x.text):  # equal: the ending begins with a new line
-                text, is_whole = text[:end], True
-                break
-        if is_whole:
+        text = ended_text(x.text, ending.text, ending.finish_reason == "stop")
+        if text is not None:
             tokens = (*x.token_ids, *ending.token_ids)
             self.X[place] = replace(x, text=text, token_ids=tokens, finish_reason="stop")
 
@@ -137,6 +133,7 @@ class PrivatePrediction:
                 state.end(x)
             if self.goes_on(state):
                 return self.next_text(state)
+            self.drop_unfinished(state)
             return self.next_ending(state, engine.context_length) if self.end_tokens else None
 
         groups = map(first, batches)  # line 3
@@ -145,12 +142,16 @@ class PrivatePrediction:
                 state = states[x.group_id]
                 if not self.goes_on(state) and not (self.end_tokens and state.cut):
                     del states[x.group_id]
-                    del state.X[len(state.X) - len(self.document(state)) :]
                     yield state
 
     def document(self, state: BatchState) -> list[LockstepResult]:
         """Return the sections of the document that is not whole yet."""
         return state.X[len(state.X) - len(state.X) % self.sections :]
+
+    def drop_unfinished(self, state: BatchState) -> None:
+        """Drop the sections of a document that is not whole once the batch has no other text."""
+        del state.X[len(state.X) - len(self.document(state)) :]
+        state.cut = [place for place in state.cut if place < len(state.X)]
 
     def goes_on(self, state: BatchState) -> bool:
         """Return the condition of line 6, and whether the batch may have another text."""
@@ -187,8 +188,9 @@ class PrivatePrediction:
             if (most := min(self.end_tokens, context - len(prompt))) > 0:
                 key, others = named_key(S.key, f"ending {state.cut[0]}"), {}
                 if self.longest_copy is not None:
-                    others = {"prompt": prompt, "longest_copy": self.longest_copy}
-                selector = self.mechanism.ending.selector(key, **others)
-                return LockstepGroup(S.batch_id, (), prompt, selector, most, self.stop)
+                    others = {"prompt": S.public_prompt, "longest_copy": self.longest_copy}
+                    others |= {"written": x.token_ids}
+                selector, written = self.mechanism.ending.selector(key, **others), len(x.token_ids)
+                return LockstepGroup(S.batch_id, (), prompt, selector, most, self.stop, written)
             state.cut.pop(0)
         return None

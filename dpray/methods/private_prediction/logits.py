@@ -339,15 +339,17 @@ def candidates(public_GV: torch.Tensor, rule: Candidates, k: int, margin: float)
 
 class CopyFilter:
     """Excludes every token after which more than `longest` tokens in a row would be the same as in
-    the public prompt, or as before in the text."""
+    the public prompt, or as before in the text, of which some tokens may be `written`."""
 
-    def __init__(self, prompt: Sequence[int], longest: int) -> None:
+    def __init__(self, prompt: Sequence[int], longest: int, written: Sequence[int] = ()) -> None:
         self._longest = longest
         self._last: tuple[int, ...] = ()
         self._next: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
         for token in prompt:
             self.add(token)
         self._last = ()  # a text begins again: the end of the prompt is no part of it
+        for token in written:
+            self.add(token)
 
     def add(self, token: int) -> None:
         """Note the token that comes next in the text."""

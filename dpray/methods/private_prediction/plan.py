@@ -244,7 +244,7 @@ class PrivatePredictionPlan(Plan):
         drawn = {str(n): self.drawn_values(x, 1, rng)[0] for n, x in enumerate(labels)}
         templates = replace(self.template, drawn=drawn)
         sampling = Sampling(
-            settings.max_tokens + settings.end_tokens,
+            settings.max_tokens,
             settings.temperature,
             0 if settings.candidates == "all" else settings.k,
             stop=self.stop,
@@ -266,8 +266,19 @@ class PrivatePredictionPlan(Plan):
             prompt = template.public_prompt(label, shown)
             return Request(f"preview-{number}", prompt, sampling)
 
+        requests = [request(number, ()) for number in range(len(labels))]
+
+        def ending(number: int, text: str) -> Request | None:
+            asked, free = requests[number], self.method.mechanism.ending.public_temperature
+            prompt = replace(asked.prompt, prefix=asked.prompt.prefix + text)
+            most = settings.end_tokens
+            if codec is not None:
+                most = min(most, context_of(engine, codec) - len(codec.encode(prompt)))
+            sampling_free = replace(sampling, max_tokens=most, temperature=free, top_k=0)
+            return Request(f"{asked.request_id}-end", prompt, sampling_free) if most > 0 else None
+
         return PublicCalls(
-            [request(number, ()) for number in range(len(labels))],
+            requests,
             self.template.template.shows("user", "about"),
             settings.expected_batch_size,
             partial(self.template.released, form=self.form),
@@ -275,6 +286,7 @@ class PrivatePredictionPlan(Plan):
             request,
             self.template.joined,
             [*drawn.values()],
+            ending if settings.end_tokens else None,
         )
 
     # What every plan answers

@@ -50,9 +50,9 @@ class PrivateTokenSelector:
     `mechanism` has the fields of a `PrivateToken`. `key` is used for one text only. `t` private
     tokens were drawn for the batch before this text, and `noisy_threshold` is in force (None if
     none is drawn yet). `longest_copy` is the most tokens in a row that the text may share with the
-    public `prompt`, or with itself; tokens that would make it more are excluded. `form` has the
-    arguments of `open_mask`, if the text has a schema. All arguments are plain values: they travel
-    in a request to the process with the logits.
+    public `prompt`, or with itself, what is `written` of it included; tokens that would make it
+    more are excluded. `form` has the arguments of `open_mask`, if the text has a schema. All
+    arguments are plain values: they travel in a request to the process with the logits.
     """
 
     def __init__(
@@ -63,13 +63,14 @@ class PrivateTokenSelector:
         noisy_threshold: float | None = None,
         prompt: Sequence[int] = (),
         longest_copy: int | None = None,
+        written: Sequence[int] = (),
         form: ReadOnlyJson | None = None,
     ) -> None:
         self.mechanism = _mechanism(**mechanism)
         self.rng = generator(key)
         self.t = t
         self.public_tokens = 0
-        self.copies = None if longest_copy is None else CopyFilter(prompt, longest_copy)
+        self.copies = None if longest_copy is None else CopyFilter(prompt, longest_copy, written)
         self.form = form
         self.mask: TokenMask | None = None
         # The sums of the rows of this position that came in parts.

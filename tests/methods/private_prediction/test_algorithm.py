@@ -79,7 +79,8 @@ def decoded(
                 group: LockstepGroup | None = first
                 while group is not None:
                     asked.append(group)
-                    x = answer(group, *left.pop(0), theta=0.6)
+                    theta = 0.6 if "t" in group.selector.arguments else None
+                    x = answer(group, *left.pop(0), theta)
                     group = following(x)
                     yield x
 

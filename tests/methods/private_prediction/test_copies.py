@@ -53,6 +53,21 @@ def test_a_text_shares_no_more_tokens_in_a_row_than_it_may(longest: int) -> None
             assert longest_shared([*text, token], prompt) > longest
 
 
+@pytest.mark.parametrize("written", range(6))
+def test_a_text_that_goes_on_shares_no_more(written: int) -> None:
+    """What is written of it counts, in a row with what comes next."""
+    prompt, text = [0, 1, 2, 3, 4, 5], [0, 1, 2, 4, 5, 0]
+    copies = CopyFilter(prompt, 3, text[:written])
+    for token in text[written:]:
+        copies.add(token)
+    whole = CopyFilter(prompt, 3)
+    for token in text:
+        whole.add(token)
+    assert copies.excluded == whole.excluded
+    other = CopyFilter(prompt, 3, [0, 1, 2])
+    assert list(other.excluded) == [3]
+
+
 def mechanism(**changes: Any) -> dict[str, Any]:
     tops = {"clip_bound": 10.0, "temperature": 0.01, "candidates": "top_k", "k": V - 1}
     fields = {"batch_size": 2, "private_tokens": 100, "public_temperature": 0.01} | tops
@@ -81,6 +96,8 @@ def test_the_best_token_is_not_drawn_where_it_is_a_copy(changes: dict[str, Any])
     assert text() == [0, 1, 2, 3, 5]
     assert text(prompt=prompt, longest_copy=2) == [0, 1, 5, 3, 5]
     assert text(prompt=prompt, longest_copy=4) == [0, 1, 2, 3, 5]
+    assert text(prompt=(4, 0, 1), longest_copy=2) == [0, 1, 2, 3, 5]
+    assert text(prompt=(4, 0, 1), longest_copy=2, written=(4,))[:2] == [0, 5]
 
 
 def test_the_engines_logits_stay_as_they_are() -> None:

@@ -4,7 +4,7 @@ comes in its way harms no batch that is under way."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -128,7 +128,12 @@ class Moving(SideBySide):
 
 
 @pytest.mark.parametrize(
-    "rule", [{"candidates": "top_k", "k": 50}, {"public_gate": {"probability": 0.9}}]
+    "rule",
+    [
+        {"candidates": "top_k", "k": 50},
+        {"public_gate": {"probability": 0.9}},
+        {"end_tokens": 8},
+    ],
 )
 def test_public_logits_that_decide_and_move_by_a_bit_are_refused(
     settings: Settings, rule: dict[str, Any]
@@ -146,6 +151,55 @@ def test_public_logits_that_decide_and_move_by_a_bit_are_refused(
         start(True, **rule)
     start(False, **rule)
     start(True)
+
+
+class LostInAnEnding:
+    """The real engine, which an interruption ends at the ending of this number."""
+
+    def __init__(self, engine: Any, number: int | None) -> None:
+        self.engine, self.number, self.endings = engine, number, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def decode_lockstep(
+        self, groups: Iterable[LockstepGroup], following: Following = nothing_follows
+    ) -> Iterator[LockstepResult]:
+        def watched(result: LockstepResult) -> LockstepGroup | None:
+            group = following(result)
+            self.endings += group is not None and group.written > 0
+            if self.endings == self.number:
+                raise KeyboardInterrupt
+            return group
+
+        with closing(self.engine.decode_lockstep(groups, watched)) as results:
+            yield from results
+
+
+def test_a_batch_that_is_lost_in_an_ending_is_drawn_again_alike(
+    settings: Settings, engine: Any
+) -> None:
+    """And no token of an ending counts as private."""
+    keys = {"end_tokens": 6, "public_temperature": 0.9, "max_records": 48}
+    plan = make_plan(parse_config(settings(**{f"method__{key}": x for key, x in keys.items()})))
+
+    def outcomes(number: int | None, tasks: list[list[str]]) -> tuple[dict[str, Any], Book, int]:
+        book, found = Book(), LostInAnEnding(engine, number)
+        worker: Any = BatchDecoder(plan, book, "a run", "1", COINS, found)  # type: ignore[arg-type]
+        done = {}
+        with suppress(KeyboardInterrupt):
+            for each in worker.work(map(rows, tasks)):
+                done[each["batch"]] = each
+        return done, book, found.endings
+
+    whole, _, endings = outcomes(None, TASKS)
+    assert len(whole) == 6 and endings > 6
+    before, book, _ = outcomes(3, TASKS)
+    assert len(before) < 6 and book.failures == []
+    after, _, _ = outcomes(None, [[name for name in whole if name not in before]])
+    assert before | after == whole
+    for outcome in whole.values():
+        assert outcome["private_tokens"] <= 4 * len(outcome["examples"]) < outcome["tokens"]
 
 
 def rows(task: list[str]) -> list[dict[str, Any]]:

@@ -13,6 +13,8 @@ from dpray.engines.base import LockstepResult, select_token
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
 from dpray.methods.private_prediction.mechanism import PrivateToken
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan
+from dpray.methods.private_prediction.release import describe_draw
 from dpray.methods.private_prediction.token import PrivateTokenSelector
 from dpray.types import InputError
 from tests.methods.private_prediction.test_algorithm import BATCH, decoded
@@ -35,18 +37,19 @@ Answer = tuple[str, str, int]
 
 CUT: Answer = ("The cat sat on", "length", 5)
 WHOLE: Answer = ("No.", "stop", 9)
+ENDED: Answer = ("The cat sat on the mat.", "length", 0)
 
 
 @pytest.mark.parametrize(
     ("ending", "text", "reason"),
     [
-        ((" the mat. Then it", "length", 99), "The cat sat on the mat.", "stop"),
-        ((" the mat.", "length", 99), "The cat sat on the mat.", "stop"),
-        ((" the mat", "stop", 99), "The cat sat on the mat", "stop"),
-        ((" the mat. Then it slept", "stop", 99), "The cat sat on the mat.", "stop"),
-        ((" the mat and then", "length", 99), "The cat sat on", "length"),
-        (("", "stop", 99), "The cat sat on", "stop"),
-        (("\nA dog. It", "length", 99), "The cat sat on", "stop"),
+        (("The cat sat on the mat. Then it", "length", 99), "The cat sat on the mat.", "stop"),
+        (("The cat sat on the mat.", "length", 99), "The cat sat on the mat.", "stop"),
+        (("The cat sat on the mat", "stop", 99), "The cat sat on the mat", "stop"),
+        (("The cat sat on the mat. Then it slept", "stop", 99), "The cat sat on the mat.", "stop"),
+        (("The cat sat on the mat and then", "length", 99), "The cat sat on", "length"),
+        (("The cat sat on", "stop", 99), "The cat sat on", "stop"),
+        (("The cat sat on\nA dog. It", "length", 99), "The cat sat on", "stop"),
     ],
     ids=[
         "a sentence",
@@ -68,15 +71,57 @@ def test_an_ending_goes_up_to_the_first_end_of_a_sentence_and_costs_nothing(
 
 
 @pytest.mark.parametrize(
+    ("cut", "ending", "text", "reason"),
+    [
+        ("它在\ufffd", ("它在这里。它", "length"), "它在这里。", "stop"),
+        ("它在\ufffd", ("它在。它", "length"), "它在。", "stop"),
+        ("它在\ufffd", ("它在这里", "length"), "它在\ufffd", "length"),
+        ("It took 3", ("It took 3.5 hours. I", "length"), "It took 3.5 hours.", "stop"),
+        ("The cat #", ("The cat ", "stop"), "The cat ", "stop"),
+        ("She said “It is", ("She said “It is so.” He", "stop"), "She said “It is so.”", "stop"),
+        ("يذهب", ("يذهب؟ هو", "length"), "يذهب؟", "stop"),
+        ("वह यहाँ", ("वह यहाँ है। वह", "length"), "वह यहाँ है।", "stop"),
+        ("A title\nThe cat", ("A title\nThe cat is. It", "length"), "A title\nThe cat is.", "stop"),
+    ],
+    ids=[
+        "a character",
+        "its end",
+        "no end",
+        "a number",
+        "a stop string",
+        "quotes",
+        "Arabic",
+        "Hindi",
+        "title",
+    ],
+)
+def test_a_text_and_its_ending_part_anywhere(
+    cut: str, ending: tuple[str, str], text: str, reason: str
+) -> None:
+    state, _ = decoded([(cut, "length", 5), WHOLE, (*ending, 0)], METHOD)
+    assert (state.X[0].text, state.X[0].finish_reason) == (text, reason)
+
+
+@pytest.mark.parametrize(
     ("answers", "method"),
     [
         ([("The cat is here. It sat on", "length", 5), WHOLE], METHOD),
         ([("The cat is here.", "length", 5), WHOLE], METHOD),
         ([("The cat sat on", "exhausted", 20)], METHOD),
         ([("  ", "length", 5), WHOLE], METHOD),
+        ([("The cat sat on\n", "length", 5), WHOLE], METHOD),
+        ([("\ufffd", "length", 5), WHOLE], METHOD),
         ([CUT, WHOLE], replace(METHOD, end_tokens=0)),
     ],
-    ids=["its last sentence is left out", "it is whole", "it is dropped", "it is empty", "off"],
+    ids=[
+        "its last sentence is left out",
+        "it is whole",
+        "it is dropped",
+        "it is empty",
+        "its line is whole",
+        "no character",
+        "off",
+    ],
 )
 def test_other_texts_have_no_ending(answers: list[Answer], method: PrivatePrediction) -> None:
     state, asked = decoded(answers, method)
@@ -87,7 +132,7 @@ def test_other_texts_have_no_ending(answers: list[Answer], method: PrivatePredic
 
 
 def test_endings_come_last_without_a_private_row_and_with_coins_of_their_own() -> None:
-    _, asked = decoded([CUT, CUT, (" the mat.", "length", 0), (" a chair.", "length", 0)], METHOD)
+    _, asked = decoded([CUT, CUT, ENDED, ENDED], METHOD)
     private, endings = asked[:2], asked[2:]
     assert [group.private_prompts for group in asked] == [BATCH.private_prompts] * 2 + [()] * 2
     assert [group.public_prompt for group in endings] == [(4, 7, 7, 7, 7)] * 2
@@ -97,25 +142,34 @@ def test_endings_come_last_without_a_private_row_and_with_coins_of_their_own() -
     assert len({*keys}) == 4
     for group in endings:
         assert "t" not in group.selector.arguments
-        assert group.selector.arguments["prompt"] == (4, 7, 7, 7, 7)
+        arguments = group.selector.arguments
+        assert (arguments["prompt"], arguments["written"]) == ((4,), (7,) * 4)
+        assert group.written == 4
         mechanism = PrivateToken(**group.selector.arguments["mechanism"])
         assert mechanism == MECHANISM.ending
     assert all(group.selector.arguments["mechanism"] == MECHANISM.values for group in private)
+    assert MECHANISM.ending.public_temperature == 0.5, "the colder of both"
+
+
+def test_a_document_that_is_not_whole_has_no_endings() -> None:
+    method = replace(METHOD, sections=2)
+    state, asked = decoded([CUT, WHOLE, CUT, ("half", "exhausted", 20), ENDED], method)
+    assert [x.text for x in state.X] == ["The cat sat on the mat.", "No."]
+    assert (len(asked), state.tokens) == (5, 20)
 
 
 def test_neighbouring_batches_have_the_same_endings_of_the_same_texts() -> None:
     """What is asked for is a function of the texts, the public prompt and the key."""
-    answers = [CUT, WHOLE, (" the mat.", "length", 0)]
-    more = replace(BATCH, private_prompts=(*BATCH.private_prompts, (5, 6, 7)))
-    fewer = replace(BATCH, private_prompts=())
-    first, *others = (decoded(answers, METHOD, batch)[1][-1] for batch in (BATCH, more, fewer))
-    assert others == [first, first]
+    rows = [(1, 2), (3,), (5, 6, 7), (8,) * 30]
+    batches = [replace(BATCH, private_prompts=tuple(rows[:n])) for n in range(5)]
+    first, *others = (decoded([CUT, WHOLE, ENDED], METHOD, batch)[1][-1] for batch in batches)
+    assert others == [first] * 4
 
 
 @pytest.mark.parametrize(("length", "most"), [(27, 5), (31, 1), (32, 0)])
 def test_an_ending_has_the_room_that_the_context_leaves(length: int, most: int) -> None:
     batch = replace(BATCH, public_prompt=(4,) * (length - 4))
-    ending = [(" the mat.", "length", 0)] if most else []
+    ending = [ENDED] if most else []
     state, asked = decoded([CUT, WHOLE, *ending], METHOD, batch)
     assert [group.max_tokens for group in asked[2:]] == [most][: len(ending)]
     assert state.X[0].text == "The cat sat on" + " the mat." * bool(most)
@@ -163,8 +217,20 @@ def test_a_plan_asks_for_public_logits_that_no_private_row_moves(
 ) -> None:
     from dpray import plan
 
-    assert not plan(parse_config(settings())).public_decides
-    assert plan(parse_config(settings(method__end_tokens=8))).public_decides
+    def asks(tokens: int) -> object:
+        found = plan(parse_config(settings(method__end_tokens=tokens)))
+        assert isinstance(found, PrivatePredictionPlan)
+        build: Any = lambda _, **options: options  # noqa: E731
+        options: Any = found.loader(build)()
+        assert found.method.end_tokens == tokens
+        assert found.method_summary()["method"]["end_tokens"] == tokens  # type: ignore[index]
+        assert options["public_alone"] == found.public_decides
+        assert (f"at most {tokens} tokens that end" in describe_draw(found.settings)) == bool(
+            tokens
+        )
+        return found.public_decides
+
+    assert not asks(0) and asks(1)
 
 
 def test_a_text_of_a_schema_has_no_ending(settings: Callable[..., Any]) -> None:
