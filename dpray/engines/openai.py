@@ -43,10 +43,10 @@ class OpenAIEngine:
 
     `api` "chat" sends `Prompt.user` as the user message, after a `system` message if there is one;
     a non-empty `prefix` follows as the beginning of the assistant's message, which vLLM continues
-    (the two extra body fields) and other servers take as an example. "completions" sends them with
-    blank lines between them. A request is sent again without a parameter of `LEFT_OUT` that the
-    model does not know. An
-    answer without content, or one that a content filter ended, is an empty text. A server that
+    (the two extra body fields) and other servers take as an example; an answer that begins with it
+    again is read from there on. "completions" sends them with blank lines between them. A request
+    is sent again without a parameter of `LEFT_OUT` that the model does not know. An answer without
+    content, or one that a content filter ended, is an empty text. A server that
     ignores `max_tokens` is not corrected: there is no tokenizer here. `top_k` is no parameter of
     the API: it is sent in the body only if it is set.
     """
@@ -93,7 +93,8 @@ class OpenAIEngine:
         without = frozenset(self.left_out)
         with endpoint_errors(self._config.model, "engine"):
             try:
-                return self._completion(self._answer(client, prompt, sampling, without), sampling)
+                answer = self._answer(client, prompt, sampling, without)
+                return self._completion(answer, sampling, prompt.prefix)
             except openai.APIStatusError as error:
                 if error.code in FILTERED:
                     return Completion("", 0, 0, finish_reason="content_filter")
@@ -133,7 +134,7 @@ class OpenAIEngine:
             model=self._config.model, messages=messages, extra_body=sent
         )
 
-    def _completion(self, answer: Any, sampling: Sampling) -> Completion:
+    def _completion(self, answer: Any, sampling: Sampling, prefix: str) -> Completion:
         """Read an answer of which the client has checked nothing: any attribute may be missing."""
         try:
             choice = answer.choices[0]
@@ -147,6 +148,8 @@ class OpenAIEngine:
             raise EngineError(f"{self._config.model}: the endpoint's answer {why}")
         reason, usage = getattr(choice, "finish_reason", None), getattr(answer, "usage", None)
         text = "" if written is None or reason == "content_filter" else written
+        if prefix and text.lstrip().startswith(prefix):
+            text = text.lstrip().removeprefix(prefix)
         stopped = cut_at_stop(text, sampling.stop)
         return Completion(
             text if stopped is None else stopped,

@@ -60,7 +60,7 @@ def test_a_system_message_comes_first_and_a_prefix_begins_the_answer(server: Ser
     assert body["messages"] == [{"role": role, "content": said} for role, said in parts]
     assert body["continue_final_message"] is True and body["add_generation_prompt"] is False
     [done] = engine(server, api="completions").generate([asked], [Sampling(7)])
-    assert done.text == "Text: hello brief. Be"
+    assert done.text == " hello brief. Be"  # it was answered with the prefix, too
     path, body = server.requests[-1]
     assert path == "/v1/completions" and body["prompt"] == "Be brief.\n\nhello\n\nText:"
 
