@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "aug_pe": {"records": 30, "iterations": 1, "variations": 2, "max_tokens": 32,
                "word_var": None, "temperature": 0.7},
     "dp_kps": {"vocabulary": str(DATA / "vocab" / "public_unigrams.tsv"), "records": 30,
-               "max_tokens": 32, "generation_temperature": 0.7},
+               "phrases_per_record": 10, "max_tokens": 32, "generation_temperature": 0.7},
     "private_prediction": {"batches": "disjoint", "batch_size": 5, "max_records": 20,
                            "max_tokens": 24, "max_prompt_tokens": 32},
 }  # fmt: skip

@@ -38,6 +38,7 @@ SIZES, SEEDS = (1_000, 2_000, 10_000, 40_000), 3
 """Records a class, and runs of each; the paper's private DBPedia-14 has 40,000 records a class."""
 
 PAPER_KEYS = {
+    "phrases_per_record": 10,
     "estimator": "rff", "sampling": "iterative", "ensemble": "logarithmic", "top_m": 10,
     "threshold": 0.0, "contrast": 0.0, "stop_words": "keep",
 }  # fmt: skip

@@ -23,6 +23,7 @@ import four_methods_table
 import gpu_table
 import judges
 import kps_over_n
+import kps_phrases
 import many_texts
 import papers_table
 import sizes
@@ -80,6 +81,7 @@ RESULTS: Sections = {
     "More records": sizes.section,
     "More texts": many_texts.section,
     "DP-KPS at the paper's size": kps_over_n.section,
+    "How many terms of a record count": kps_phrases.section,
     "Algorithm 1 as printed": algorithm_1.section,
     "The sparse vector": sparse_vector.section,
     "Aug-PE, one key at a time": aug_pe_ablations.section,

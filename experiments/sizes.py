@@ -123,7 +123,7 @@ def changes(cell: Cell) -> list[str]:
         "runtime.ray_address=none",
     ]
     if cell.method == "dp_kps":
-        return [*found, "method.records=100"]
+        return [*found, "method.records=100", "method.phrases_per_record=10"]
     found.append(f"engine={json.dumps(ENGINE)}")
     if cell.method.startswith("dp_sgd"):
         batch = LARGER if cell.method == "dp_sgd_larger" else BATCH

@@ -69,6 +69,9 @@ ROLES: tuple[str, ...] = DataConfig.model_fields["roles"].default
 
 HUB_MODEL = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 
+USUAL_SAMPLING = {"temperature": 0.8, "top_p": 0.95}
+"""For a model whose makers recommend nothing: above it a small one writes words that are none."""
+
 QUESTIONS: dict[str, tuple[str, str | None]] = {
     "text": ("The column of the text ({columns})", None),
     "about": (
@@ -148,7 +151,8 @@ def starter_values(
     values |= {key: value for key, value in usual.items() if values[key] is None}
     return values | {
         "path": path,
-        "sampling": own_sampling(values["model"]),
+        "recommended": (sampling := own_sampling(values["model"])) != {},
+        "sampling": sampling or USUAL_SAMPLING,
         "labels": labels,
         "label_about": {name: said for name in names if (said := words_of(name))}
         | read_label_words(values["label_about"]),

@@ -60,7 +60,10 @@ class DpKpsSettings(TextSettings):
         "English if it is not set; english: without the English ones",
     )
     phrases_per_record: int = Field(
-        10, ge=1, le=10_000, description="S, the first distinct terms of a record"
+        3,
+        ge=1,
+        le=10_000,
+        description="S, the first distinct terms of a record that count; the noise grows with it",
     )
     vocabulary_size: Count = Field(1000, description="N, terms of the private vocabulary")
     vocabulary_fdr: float | None = Field(

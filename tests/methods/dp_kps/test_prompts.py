@@ -24,7 +24,7 @@ def test_the_packaged_request_names_the_terms_and_no_class() -> None:
     assert asked.user.strip() == (
         "Write a medical record that contains the following terms: aspirin, heart failure"
     )
-    assert asked.prefix == ""
+    assert asked.prefix == "Text:"
     assert prompts.template.refused("I'm sorry, but") and not prompts.template.refused(
         "Sorry sights of the war"
     )
