@@ -70,7 +70,7 @@ ROLES: tuple[str, ...] = DataConfig.model_fields["roles"].default
 HUB_MODEL = "HuggingFaceTB/SmolLM2-1.7B-Instruct"
 
 USUAL_SAMPLING = {"temperature": 0.8, "top_p": 0.95}
-"""For a model whose makers recommend nothing: above it a small one writes words that are none."""
+"""For a model whose makers recommend nothing. At higher values a small model invents words."""
 
 QUESTIONS: dict[str, tuple[str, str | None]] = {
     "text": ("The column of the text ({columns})", None),

@@ -447,7 +447,7 @@ def is_cut_short(text: str) -> bool:
 
 def ended_text(before: str, text: str, has_ended: bool) -> str | None:
     """Return a text that was cut after `before` and went on, up to the first end of a sentence from
-    there. If there is none, return all of it, or None if it `has_ended` no sentence nor itself.
+    there. Without one, return all of it if the model `has_ended` it, else None.
 
     >>> ended_text("The card does not wo", "The card does not work. I", False)
     'The card does not work.'

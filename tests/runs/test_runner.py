@@ -15,11 +15,11 @@ import pytest
 from ray.exceptions import WorkerCrashedError
 
 from dpray.config.config import Config, EngineConfig
-from dpray.engines.text import PART_OF_CHARACTER
 from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction import release as run_module
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.runs import runner, session
 from dpray.runs.folder import CONFIG
 from dpray.runs.privacy_report import NOT_COVERED
@@ -219,10 +219,6 @@ def test_a_run_that_began_with_other_weights_does_not_go_on(
     assert release(run)["batches"]["missing"] == 0
 
 
-def whole(text: str) -> str:
-    return text.rstrip(PART_OF_CHARACTER).strip()
-
-
 @pytest.mark.parametrize("committed", [True, False])
 def test_staged_output_is_kept_if_it_was_committed_and_destroyed_if_not(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, committed: bool
@@ -240,13 +236,15 @@ def test_staged_output_is_kept_if_it_was_committed_and_destroyed_if_not(
         with pytest.raises(Resumable):
             release(run)
     [staged] = (Path(run.output.path) / "private/staging").iterdir()
-    # A release leaves out the part of a character at the end of a text that was cut.
-    texts = {whole(e[0]) for line in lines(staged) for e in line["examples"]} - {""}
+    drawn = [example for line in lines(staged) for example in line["examples"]]
+    plan = methods.make_plan(run)
+    assert isinstance(plan, PrivatePredictionPlan)
+    texts = {plan.template.released(x, is_cut=why == "length") for x, why, _ in drawn} - {""}
     report = release(run)
     assert not staged.exists() and report["batches"]["missing"] == 0
     assert report["batches"]["repeated"] == (0 if committed else 4)
     if committed:
-        released = {whole(r["text"]) for r in lines(Path(run.output.path) / "synthetic.jsonl")}
+        released = {r["text"] for r in lines(Path(run.output.path) / "synthetic.jsonl")}
         assert texts <= released
     assert_once(run, report)
 

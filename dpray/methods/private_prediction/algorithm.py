@@ -72,8 +72,8 @@ class BatchState:
             self.X.append(replace(x, finish_reason="length") if x.state.get("was_closed") else x)
 
     def end(self, ending: LockstepResult) -> None:
-        """Take the first text that was cut with its ending, up to the first end of a sentence. If
-        there is none, the text stays as it is."""
+        """Take the first text that was cut with its ending, up to the first end of a sentence.
+        Without one, the text stays as it is."""
         place = self.cut.pop(0)
         x, self.tokens = self.X[place], self.tokens + len(ending.token_ids)
         text = ended_text(x.text, ending.text, ending.finish_reason == "stop")

@@ -79,7 +79,7 @@ def check(plan: DpKpsPlan, epsilon: Decimal, slack: float) -> None:
 
 RFF = {"estimator": "rff", "sampling": "iterative", "ensemble": "linear"}
 MANY_TERMS = {"phrases_per_record": 10}
-"""Of a few counts, the worst case costs nearly what they add up to."""
+"""With only a few counts, the joint cost is nearly the sum of the shares."""
 
 GAUSSIAN = {"estimator": "rff", "noise": "gaussian"}
 

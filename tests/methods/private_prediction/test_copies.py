@@ -55,7 +55,7 @@ def test_a_text_shares_no_more_tokens_in_a_row_than_it_may(longest: int) -> None
 
 @pytest.mark.parametrize("written", range(6))
 def test_a_text_that_goes_on_shares_no_more(written: int) -> None:
-    """What is written of it counts, in a row with what comes next."""
+    """A copy may begin in the written part and go on after it."""
     prompt, text = [0, 1, 2, 3, 4, 5], [0, 1, 2, 4, 5, 0]
     copies = CopyFilter(prompt, 3, text[:written])
     for token in text[written:]:
