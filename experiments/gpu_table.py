@@ -23,7 +23,6 @@ NONE = "No GPU has run it yet. The same script has run with small models on a ho
 TITLES = {
     "rows": "How far a row's logits move with the rows beside it",
     "probe": "How far they move in vLLM, by the test of every start",
-    "places": "How far a public row moves among others of its length, by the place it has",
     "chunks": "A group in chunks of rows, from the same coins as the whole group",
     "steps": "Sums of clipped gradients, against gradients of one text at a time (small models)",
     "zero": "Four steps under DeepSpeed's ZeRO (torchrun, no Ray), against those of one process",
@@ -83,6 +82,8 @@ def rows_table(rows: list[dict[str, Any]]) -> list[str]:
 def cell(value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

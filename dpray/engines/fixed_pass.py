@@ -39,7 +39,9 @@ def as_graph(compute: Compute) -> Compute:
         torch.cuda.set_sync_debug_mode(mode)
         torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # On its own stream: passes that are computed at the same time must not share what the
+    # libraries keep for a stream.
+    with torch.cuda.graph(graph, stream=stream):
         compute()
     return graph.replay
 

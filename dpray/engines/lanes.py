@@ -2,13 +2,15 @@
 
 A lane has room for the rows of a batch of usual size. The number of lanes, their rows and the
 tokens of a row are public: nothing private decides the shape of a pass or its memory. The private
-rows of all lanes share a pass, and a public row has one to itself, whichever lane it is in.
+rows of all lanes share a pass. The public rows share another one if the device computes each of
+them in the same bits whatever its lane and the rows in the others; otherwise each has its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from dpray.engines.base import LockstepGroup, TokenSelector
 from dpray.engines.finite_rows import FiniteRows
 from dpray.engines.fixed_pass import Capture, FixedPass
 from dpray.engines.kept_state import kept_by
+from dpray.engines.one_token import ONE_TOKEN
 from dpray.engines.passes import PublicPass, TokenIds, advance, prefill
 
 APART = 0.2
@@ -25,6 +28,9 @@ rounding does in bfloat16, and far less than a mask or a position that a model d
 
 PROMPTS = ((1, 2, 3, 4, 5, 6, 7), (8, 9, 10))
 """Two prompts of different lengths that are computed in both ways when lanes are made."""
+
+TRIED = (5, 6, 7)
+"""Tokens that are added to made-up prompts, one after the other."""
 
 
 @dataclass(eq=False)
@@ -56,8 +62,11 @@ class Lanes:
         like = prefill(model, PROMPTS[:1], self._device)
         places = count * rows
         self.private = FixedPass(model, like, places, places, columns, capture)
-        self.public = FixedPass(model, like, count, 1, columns, capture)
+        self.public = FixedPass(model, like, count, count, columns, capture)
+        if count > 1 and not computes_apart(model, self.public):
+            self.public = FixedPass(model, like, count, 1, columns, capture)
         self._public_pass = PublicPass(model, self._device)
+        self._beside = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
     def holds(self, group: LockstepGroup) -> bool:
         """Return whether the group's public row is not too long. No private row decides which pass
@@ -100,8 +109,17 @@ class Lanes:
             public = text.group.public_prompt
             self.public.tokens[lane] = (*public, *last)[-1]
             self.public.positions[lane] = len(public) - 1 + len(text.tokens)
+        if self._beside is None:
+            self.private.step([0])
+            self.public.step(list(texts))
+            return
+        # At the same time: a pass of few rows leaves most of a GPU idle.
+        present = torch.cuda.current_stream()
+        self._beside.wait_stream(present)
         self.private.step([0])
-        self.public.step(list(texts))
+        with torch.cuda.stream(self._beside):
+            self.public.step(list(texts))
+        present.wait_stream(self._beside)
 
 
 def lanes_for(model: Any, count: int, rows: int, columns: int, capture: Capture) -> Lanes | None:
@@ -112,28 +130,63 @@ def lanes_for(model: Any, count: int, rows: int, columns: int, capture: Capture)
         return None
     if not prefill(model, PROMPTS[:1], model.device).can_rewind:
         return None
+    expected = growing(model, PROMPTS[:rows])
+    model.set_attn_implementation(ONE_TOKEN)
     try:
         lanes = Lanes(model, count, rows, columns, capture)
-        return lanes if computes_alike(model, lanes) else None
+        if computes_alike(model, lanes, expected):
+            return lanes
     except Exception:  # of a model that takes no such masks, for one: other passes go on without
-        return None
+        pass
+    model.set_attn_implementation("sdpa")
+    return None
 
 
 @torch.inference_mode()
-def computes_alike(model: Any, lanes: Lanes) -> bool:
+def growing(model: Any, prompts: TokenIds) -> list[torch.Tensor]:
+    """Return the logits after the prompts and each of two tokens, by passes that grow."""
+    rows = prefill(model, prompts, model.device)
+    return [rows.logits, advance(model, rows, TRIED[:1]), advance(model, rows, TRIED[:2])]
+
+
+@torch.inference_mode()
+def computes_alike(model: Any, lanes: Lanes, expected: Sequence[torch.Tensor]) -> bool:
     """Return whether rows of made-up prompts have the logits of passes that grow."""
     prompts = PROMPTS[: lanes.rows]
-    rows = prefill(model, prompts, model.device)
-    found = [rows.logits, advance(model, rows, [5]), advance(model, rows, [5, 6])]
     private, public = lanes.private, lanes.public
     private.put(0, prefill(model, prompts, model.device))
     public.put(0, prefill(model, prompts[:1], model.device))
-    for number, expected in enumerate(found):
+    for number, logits in enumerate(expected):
         for each, size in ((private, len(prompts)), (public, 1)):
-            each.tokens[:size] = [(prompt + (5, 6)[:number])[-1] for prompt in prompts[:size]]
+            each.tokens[:size] = [(prompt + TRIED[:number])[-1] for prompt in prompts[:size]]
             each.positions[:size] = [len(prompt) - 1 + number for prompt in prompts[:size]]
             each.step([0])
-            off = (each.logits[:size] - expected[:size]).std() / expected.std()
+            off = (each.logits[:size] - logits[:size]).std() / logits.std()
             if not off <= APART:  # nor is it not a number
                 return False
+    return True
+
+
+@torch.inference_mode()
+def computes_apart(model: Any, public: FixedPass) -> bool:
+    """Return whether a row's logits have the same bits in each place of a pass, whatever the other
+    rows are. Rows that are short and rows that fill their places stand next to both kinds."""
+    places, longest = range(len(public.logits)), public.cache.columns - len(TRIED)
+    short, long = (tuple(1 + i % 9 for i in range(size)) for size in (7, longest))
+    for own, other in product((short, long), repeat=2):
+        row, beside = (prefill(model, [each], model.device) for each in (own, other[::-1]))
+        found = []
+        for place in places:
+            for each in places:
+                public.put(each, row if each == place else beside)
+            logits = []
+            for number, token in enumerate(TRIED):
+                public.tokens[:] = token
+                public.positions[:] = len(other) + number
+                public.positions[place] = len(own) + number
+                public.step(places)
+                logits.append(public.logits[place].clone())
+            found.append(torch.stack(logits))
+        if any(not torch.equal(found[0], each) for each in found):
+            return False
     return True

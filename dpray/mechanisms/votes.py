@@ -13,7 +13,7 @@ Shapes: M private records, N synthetic texts, D dimensions of an embedding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -117,9 +117,7 @@ def count_votes(
         return counts_N
     search = (search_of or NearestText)(synthetic_ND[is_text_N])
     place_U = np.flatnonzero(is_text_N)[search.index_U]
-    rows = max(1, CELLS // len(synthetic_ND))
-    for start in range(0, len(private_MD), rows):
-        counts_N[place_U] += search.count(private_MD[start : start + rows])
+    counts_N[place_U] = search.count(private_MD)
     return counts_N
 
 
@@ -137,11 +135,14 @@ class NearestText:
         self.rounded_squares_U = (self.squares_U / GRID**2).astype(np.float32)
         self.largest_norm = float(_norms(self.rows_UD).max())
 
-    def count(self, rows_BD: npt.NDArray[np.float32]) -> Counts:
+    def count(self, rows_MD: npt.NDArray[np.float32]) -> Counts:
         """Return how many of the rows, of any numbers, are nearest to each text, shape (U,)."""
-        grid_BD, is_text_B = _on_grid(rows_BD)
-        nearest_B = self._nearest(grid_BD[is_text_B])
-        return np.bincount(nearest_B, minlength=len(self.index_U))
+        counts_U = np.zeros(len(self.index_U), dtype=np.int64)
+        for rows_BD in in_parts(rows_MD, CELLS // len(self.index_U)):
+            grid_BD, is_text_B = _on_grid(rows_BD)
+            nearest_B = self._nearest(grid_BD[is_text_B])
+            counts_U += np.bincount(nearest_B, minlength=len(self.index_U))
+        return counts_U
 
     def _nearest(self, rows_BD: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """Return the place among the U texts of each row's nearest one, shape (B,)."""
@@ -184,6 +185,12 @@ class NearestText:
         order_BU = self.squares_U - 2.0 * (exact_BD @ self.exact_UD.T)
         nearest_B: npt.NDArray[np.int64] = order_BU.argmin(axis=1)
         return nearest_B
+
+
+def in_parts(rows_MD: Array, size: int) -> Iterator[Array]:
+    """Yield so many rows at a time, at least one."""
+    for start in range(0, len(rows_MD), max(1, size)):
+        yield rows_MD[start : start + max(1, size)]
 
 
 def _on_grid(

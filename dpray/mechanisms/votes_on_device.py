@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dpray.extras import torch
 from dpray.mechanisms.discrete_noise import Counts
-from dpray.mechanisms.votes import GRID, LONGEST_SQUARE, NearestText
+from dpray.mechanisms.votes import GRID, LONGEST_SQUARE, NearestText, in_parts
 
 FAST_FLOAT64 = {(8, 0), (9, 0), (10, 0)}
 """The compute capabilities (A100, H100 and H200, B200) of cards whose float64 products take at most
@@ -28,6 +28,10 @@ twice the time of float32 ones (NVIDIA's data sheets); on others they take 32 to
 
 TRIED = 64
 """The texts whose products are tried on a device before it counts."""
+
+CELLS = 2**25
+"""Cells of one distance matrix: 256 MiB in float64. A device works on a part while the host sends
+the next one, and is read once."""
 
 
 class NearestOnDevice(NearestText):
@@ -62,19 +66,24 @@ class NearestOnDevice(NearestText):
             for each in (self.exact_UD, self.rows_UD, self.squares_U, self.rounded_squares_U)
         )
 
-    def count(self, rows_BD: npt.NDArray[np.float32]) -> Counts:
+    def count(self, rows_MD: npt.NDArray[np.float32]) -> Counts:
         if self._is_used:
             with suppress(RuntimeError):
-                return self._count_there(rows_BD)
-        return super().count(rows_BD)
+                return self._count_there(rows_MD)
+        return super().count(rows_MD)
 
-    def _count_there(self, rows_BD: npt.NDArray[np.float32]) -> Counts:
-        given_BD = torch.from_numpy(np.ascontiguousarray(rows_BD, np.float32)).to(self._device)
-        steps_BD = (given_BD * GRID).round_()
-        squares_B = steps_BD.double().square_().sum(dim=1)
-        steps_BD = steps_BD[(squares_B > 0) & (squares_B <= LONGEST_SQUARE)]
-        nearest_B = self._exactly_there(steps_BD) if self._is_exact else self._by_bound(steps_BD)
-        counts_U: Counts = nearest_B.bincount(minlength=len(self.index_U)).cpu().numpy()
+    def _count_there(self, rows_MD: npt.NDArray[np.float32]) -> Counts:
+        U = len(self.index_U)
+        counts = torch.zeros(U + 1, dtype=torch.int64, device=self._device)
+        for rows_BD in in_parts(rows_MD, CELLS // U):
+            given_BD = torch.from_numpy(np.ascontiguousarray(rows_BD, np.float32)).to(self._device)
+            steps_BD = (given_BD * GRID).round_()
+            squares_B = steps_BD.double().square_().sum(dim=1)
+            is_text_B = (squares_B > 0) & (squares_B <= LONGEST_SQUARE)
+            nearest_B = (self._exactly_there if self._is_exact else self._by_bound)(steps_BD)
+            # Rows that are no texts are counted last, and left out.
+            counts.index_add_(0, nearest_B.where(is_text_B, U), torch.ones_like(nearest_B))
+        counts_U: Counts = counts[:-1].cpu().numpy()
         return counts_U
 
     def _by_bound(self, steps_BD: torch.Tensor) -> torch.Tensor:
@@ -90,11 +99,17 @@ class NearestOnDevice(NearestText):
         return nearest_B
 
     def _exactly_there(self, steps_BD: torch.Tensor) -> torch.Tensor:
-        order_BU = self._squares_U - 2.0 * (steps_BD.double() @ self._exact_UD.T)
+        order_BU = self._orders(steps_BD.double())
         is_least_BU = order_BU == order_BU.min(dim=1, keepdim=True).values
-        places_U = torch.arange(len(self.index_U), device=self._device)
-        return places_U.where(is_least_BU, len(self.index_U)).min(dim=1).values
+        U = len(self.index_U)
+        places_U = torch.arange(U, dtype=torch.int32, device=self._device)
+        return places_U.where(is_least_BU, U).min(dim=1).values.long()
+
+    def _orders(self, exact_BD: torch.Tensor) -> torch.Tensor:
+        """Return |y|^2 - 2 x.y, which orders the texts y as |x - y|^2 does."""
+        return torch.addmm(self._squares_U, exact_BD, self._exact_UD.T, alpha=-2.0)
 
     def _products_are_exact(self) -> bool:
-        there = (self._exact_UD[:TRIED] @ self._exact_UD.T).cpu().numpy()
-        return np.array_equal(there, self.exact_UD[:TRIED] @ self.exact_UD.T)
+        tried = self.exact_UD[:TRIED]
+        there = self._orders(self._exact_UD[:TRIED]).cpu().numpy()
+        return np.array_equal(there, self.squares_U - 2.0 * (tried @ self.exact_UD.T))

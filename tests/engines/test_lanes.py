@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import MistralConfig, MistralForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from benchmarks.bench_selection import Counted
 from dpray.config.sections import EngineConfig
@@ -20,6 +22,8 @@ from dpray.engines.base import Engine, LockstepGroup, LockstepResult, SelectorSp
 from dpray.engines.finite_rows import highest
 from dpray.engines.fixed_pass import Compute, FixedPass, as_graph
 from dpray.engines.lanes import lanes_for
+from dpray.engines.one_token import attend
+from dpray.engines.passes import load_model
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.mechanism import PrivateToken
@@ -132,10 +136,10 @@ def test_a_pass_repeats_one_computation_on_tensors_that_stay(
         before = dict(recorded.replays)
         decode(lanes_engine, *(drawn(lanes_engine, f"{i}", n) for i, n in enumerate(sizes)))
         made = {one: recorded.replays[one] - before[one] for one in before}
-        assert made[lanes.private] == MAX_TOKENS and made[lanes.public] == 3 * MAX_TOKENS
+        assert made[lanes.private] == made[lanes.public] == MAX_TOKENS
     assert {len(seen) for seen in recorded.passes.values()} == {1}
     assert lanes.private.inputs.shape == (3, 3 * (ROWS - 1))
-    assert lanes.public.inputs.shape == (3, 1)
+    assert lanes.public.inputs.shape == (3, 3)
 
 
 def public_bits(engine: Engine, name: str, *groups: LockstepGroup) -> list[str]:
@@ -158,6 +162,57 @@ def test_neither_private_rows_nor_lanes_change_a_bit_of_public_logits(lanes_engi
     for place in range(5):
         beside = [*others[:place], group("a", 4), *others[place:]]
         assert public_bits(lanes_engine, "a", *beside) == alone
+
+
+@pytest.mark.parametrize("moved_by", ["nothing", "place", "others", "long others"])
+def test_public_rows_share_a_pass_only_if_no_bit_depends_on_it(
+    moved_by: str, model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its place, by the tokens of the others, or by their lengths."""
+    model = load_model(model_folder, "float32", torch.device("cpu"))
+    forward = model.forward
+
+    def moving(**inputs: Any) -> Any:
+        found, mask = forward(**inputs), inputs["attention_mask"]
+        if mask.ndim == 4 and len(mask) > 1:
+            lengths = mask.sum((1, 2, 3))
+            one_bit = 2.0**-20 * found.logits[0].abs().max()
+            if moved_by == "place":
+                found.logits[-1] += one_bit
+            elif moved_by == "others":
+                found.logits += one_bit * (lengths[0] < lengths[1:]).any()
+            elif moved_by == "long others":
+                found.logits[lengths < 60] += one_bit * (lengths.max() > 60)
+        return found
+
+    model.forward = moving
+    lanes = lanes_for(model, LANES, 3, TOKENS, lambda each: each)
+    assert lanes is not None
+    assert lanes.public.inputs.shape[1] == (LANES if moved_by == "nothing" else 1)
+
+
+def test_heads_that_share_keys_attend_without_copies_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(3, 6, 1, 8)
+    key, value = torch.randn(2, 3, 2, 40, 8)
+    mask = torch.rand(3, 1, 1, 40) < 0.5
+    module: Any = SimpleNamespace(num_key_value_groups=3, is_causal=True)
+    for other in (None, torch.rand(3, 6, 1, 40) < 0.5):  # none, and one of each head's own
+        given = (module, query, key, value, other)
+        assert torch.equal(attend(*given)[0], sdpa_attention_forward(*given)[0])
+    expected, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
+    attended: list[Any] = []
+
+    def note(*given: Any, **options: Any) -> torch.Tensor:
+        attended.extend(given[1:])
+        return scaled_dot_product_attention(*given, **options)
+
+    monkeypatch.setattr("dpray.engines.one_token.scaled_dot_product_attention", note)
+    found, _ = attend(module, query, key, value, mask, scaling=0.3)
+    torch.testing.assert_close(found, expected)
+    assert attended[0] is key and attended[1] is value
 
 
 @torch.inference_mode()
@@ -303,7 +358,8 @@ def test_a_computation_is_captured_after_it_was_warmed_up(
     device = Device()
     for name, fake in {
         "Stream": lambda: device, "current_stream": lambda: device, "CUDAGraph": lambda: device,
-        "stream": lambda one: one.entered("side"), "graph": lambda one: one.entered("capture"),
+        "stream": lambda one: one.entered("side"),
+        "graph": lambda one, stream: one.entered("capture"),
         "get_sync_debug_mode": lambda: device.mode, "set_sync_debug_mode": device.set_mode,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, fake)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from benchmarks.bench_lockstep import DCLIP, SHAPES, WAYS, fill_vocabulary, made
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, PlainPrompt, Sampling
 from dpray.engines.fixed_pass import Capture, as_graph
-from dpray.engines.passes import advance, load_model, prefill
+from dpray.engines.passes import load_model, prefill
 from dpray.engines.row_variation import row_variation
 from dpray.engines.transformers import TransformersEngine
 from tests.engines.tiny_model import make_model
@@ -39,11 +39,10 @@ ONE_BILLION = SHAPES["llama-1b"] | {"context": 512, "spread": 0.05, "dtype": tor
 TINY = {"context": 256}
 LONGEST = 128
 """The tokens of a prompt that is made up, and some more."""
-PASSES: dict[str, Capture | None] = {
-    "growing": None,
-    "fixed": lambda compute: compute,
-    "CUDA graphs": as_graph,
-}
+PASSES: dict[str, Capture | None] = {"growing": None}
+PASSES |= (
+    {"CUDA graphs": as_graph} if torch.cuda.is_available() else {"fixed": lambda compute: compute}
+)
 WAYS_MEASURED = ("recentred", "dclip", "dclip, top_k_plus")
 
 
@@ -109,41 +108,6 @@ def vllm(small: bool) -> Iterator[Row]:
                     yield {"vocabulary": vocabulary} | row
 
 
-def places(small: bool) -> Iterator[Row]:
-    """Compare a public row by itself with the same row among others of its length: in each place,
-    and next to two sets of them. Passes of several public rows would be exact if nothing moved."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with random_model(small, 512 if small else 49_152) as folder:
-        for dtype in DTYPES[:1] if small else DTYPES:
-            model = load_model(folder, dtype, device)
-            ids = torch.randint(5, 500, (33, 40), generator=torch.Generator().manual_seed(0))
-            row, *others = (tuple(prompt) for prompt in ids.tolist())
-            alone = logits_among(model, row, [])
-            for size in (2, 4, 5, 8, 16):
-                few, more = others[: size - 1], others[1 - size :]
-                here = [logits_among(model, row, few, place) for place in range(size)]
-                beside = [logits_among(model, row, more, place) for place in range(size)]
-                yield {
-                    "dtype": dtype,
-                    "rows": size,
-                    "from one row, nats": moved(alone, here),
-                    "by place": moved(here[0], here),
-                    "by the others": max(map(moved, here, zip(beside))),
-                }
-
-
-def logits_among(model: Any, row: Prompt, others: list[Prompt], place: int = 0) -> torch.Tensor:
-    """Return a row's logits after its prompt and after each of three tokens, shape (4, V)."""
-    rows = prefill(model, [*others[:place], row, *others[place:]], model.device)
-    tokens = (7, 8, 9)
-    following = [advance(model, rows, tokens[:count]) for count in (1, 2, 3)]
-    return torch.stack([rows.logits, *following])[:, place]
-
-
-def moved(one: torch.Tensor, others: Iterable[torch.Tensor]) -> float:
-    return max(float((one - other).abs().max()) for other in others)
-
-
 def chunks(small: bool) -> Iterator[Row]:
     """Compare a group that goes through the model in chunks of rows with the whole group: its
     tokens from the same coins, and the logits after its prompts."""
@@ -172,14 +136,12 @@ def chunks(small: bool) -> Iterator[Row]:
 def lockstep(small: bool) -> Iterator[Row]:
     """Measure private decoding beside plain sampling of the same requests, in tokens of all rows a
     second: a group of s private rows and a public one at a time, and groups side by side, in passes
-    of fixed shape, which a GPU starts kernel by kernel or as CUDA graphs."""
+    of fixed shape, which a GPU replays as CUDA graphs."""
     tokens, groups = (4, 2) if small else (32, 8)
     for vocabulary in (512,) if small else (49_152, 128_256):
         with random_model(small, vocabulary) as folder:
             for s in (4,) if small else (16, 64):
                 for passes, capture in PASSES.items():
-                    if capture is as_graph and not torch.cuda.is_available():
-                        continue
                     number = groups if capture else min(2, groups)
                     row = {"vocabulary": vocabulary, "s": s, "passes": passes, "groups": number}
                     for found in of_passes(folder, small, s, tokens, number, capture):
@@ -204,9 +166,11 @@ def of_passes(
     if engine._lanes is not None:
         same = speed(sampled_in_lanes, engine, requests)
         yield {"way": "plain, these passes", "tokens a second": same}
+    together = 1 if engine._lanes is None else engine._lanes.public.inputs.shape[1]
     for way in WAYS_MEASURED if capture is as_graph else WAYS_MEASURED[-1:]:
         private = speed(decoded, engine, made_up(engine, groups, s + 1, tokens, WAYS[way]))
         row: Row = {"way": way, "tokens a second": private, "of plain": private / plain}
+        row |= {"public rows in a pass": together}
         yield row | ({"of plain, these passes": private / same} if same else {})
     engine.close()
 

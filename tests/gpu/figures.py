@@ -41,7 +41,6 @@ PREFIX = "figure "
 
 MEASUREMENTS = {
     "rows": ("decoding", 40),
-    "places": ("decoding", 25),
     "chunks": ("decoding", 60),
     "steps": ("training", 35),
     "zero": ("training", 45),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from dpray.mechanisms import votes as host
+from dpray.mechanisms import votes_on_device as there
 from dpray.mechanisms.votes import count_votes
 from dpray.mechanisms.votes_on_device import NearestOnDevice
 from dpray.workers import shards
@@ -44,9 +44,9 @@ def votes_there(way: type[NearestOnDevice], private: np.ndarray, texts: np.ndarr
 def test_ties_duplicates_and_what_is_no_text(
     way: type[NearestOnDevice], private: list[np.ndarray], texts: list[np.ndarray]
 ) -> None:
-    there = votes_there(way, matrix(private), matrix(texts))
-    assert there.dtype == np.int64
-    assert there.tolist() == count_votes(matrix(private), matrix(texts)).tolist()
+    found = votes_there(way, matrix(private), matrix(texts))
+    assert found.dtype == np.int64
+    assert found.tolist() == count_votes(matrix(private), matrix(texts)).tolist()
 
 
 def mixed(records: int, texts: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +71,7 @@ def test_votes_are_those_of_the_host_in_any_blocks(
     private, texts = mixed(2_000, 60, seed=1)
     on_host = count_votes(private, texts)
     assert (votes_there(way, private, texts) == on_host).all()
-    monkeypatch.setattr(host, "CELLS", 37 * len(texts))
+    monkeypatch.setattr(there, "CELLS", 37 * len(texts))
     assert (votes_there(way, private, texts) == on_host).all()
 
 
@@ -106,10 +106,12 @@ def test_the_host_searches_for_a_device_that_rounds(monkeypatch: pytest.MonkeyPa
     """As a library that makes float64 products of float32 ones would."""
     private, texts = mixed(500, 50, seed=3)
     on_host = count_votes(private, texts)
-    right = torch.Tensor.__matmul__
-    monkeypatch.setattr(
-        torch.Tensor, "__matmul__", lambda a, b: right(a.float(), b.float()).to(a.dtype)
-    )
+    right = torch.addmm
+
+    def rounds(squares: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float) -> Any:
+        return right(squares, a.float().double(), b.float().double(), alpha=alpha).float().double()
+
+    monkeypatch.setattr(torch, "addmm", rounds)
     assert (votes_there(InFloat64, private, texts) == on_host).all()
     monkeypatch.setattr(InFloat64, "_products_are_exact", lambda search: True)
     assert (votes_there(InFloat64, private, texts) != on_host).any()
