@@ -112,6 +112,7 @@ class FixedPass:
         self._cache = {cache_argument(model.__class__): self.cache}
         self.logits = torch.zeros(places, readable(model), device=device)
         self._run = capture(self.compute)
+        self.is_captured = self._run != self.compute
 
     def compute(self) -> None:
         """Write the logits after the `inputs`. Nothing here waits, or depends on a number; to

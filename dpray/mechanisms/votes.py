@@ -187,7 +187,7 @@ class NearestText:
         return nearest_B
 
 
-def in_parts(rows_MD: Array, size: int) -> Iterator[Array]:
+def in_parts(rows_MD: npt.NDArray[np.float32], size: int) -> Iterator[npt.NDArray[np.float32]]:
     """Yield so many rows at a time, at least one."""
     for start in range(0, len(rows_MD), max(1, size)):
         yield rows_MD[start : start + max(1, size)]

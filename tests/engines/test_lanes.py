@@ -164,11 +164,12 @@ def test_neither_private_rows_nor_lanes_change_a_bit_of_public_logits(lanes_engi
         assert public_bits(lanes_engine, "a", *beside) == alone
 
 
-@pytest.mark.parametrize("moved_by", ["nothing", "place", "others", "long others"])
+@pytest.mark.parametrize("moved_by", ["nothing", "place", "others", "long others", "no graph"])
 def test_public_rows_share_a_pass_only_if_no_bit_depends_on_it(
-    moved_by: str, model_folder: str, monkeypatch: pytest.MonkeyPatch
+    moved_by: str, model_folder: str
 ) -> None:
-    """By its place, by the tokens of the others, or by their lengths."""
+    """By its place, by the others or their lengths; and in a graph, where no number is a shape."""
+    capture = (lambda each: each) if moved_by == "no graph" else Recorded()
     model = load_model(model_folder, "float32", torch.device("cpu"))
     forward = model.forward
 
@@ -186,7 +187,7 @@ def test_public_rows_share_a_pass_only_if_no_bit_depends_on_it(
         return found
 
     model.forward = moving
-    lanes = lanes_for(model, LANES, 3, TOKENS, lambda each: each)
+    lanes = lanes_for(model, LANES, 3, TOKENS, capture)
     assert lanes is not None
     assert lanes.public.inputs.shape[1] == (LANES if moved_by == "nothing" else 1)
 
