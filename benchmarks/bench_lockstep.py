@@ -143,9 +143,10 @@ def made_up(
     *,
     frame: str = "",
     form: dict[str, Any] | None = None,
+    seed: int = 1,
 ) -> list[LockstepGroup]:
     """Return groups of `rows - 1` private prompts and a public one, for any engine."""
-    rng = random.Random(1)
+    rng = random.Random(seed)
     token = PrivateToken(
         batch_size=rows - 1,
         private_tokens=10**9,

@@ -30,8 +30,7 @@ TRIED = 64
 """The texts whose products are tried on a device before it counts."""
 
 CELLS = 2**25
-"""Cells of one distance matrix: 256 MiB in float64. A device works on a part while the host sends
-the next one, and is read once."""
+"""Cells of one distance matrix: 256 MiB in float64."""
 
 
 class NearestOnDevice(NearestText):
@@ -76,7 +75,10 @@ class NearestOnDevice(NearestText):
         U = len(self.index_U)
         counts = torch.zeros(U + 1, dtype=torch.int64, device=self._device)
         for rows_BD in in_parts(rows_MD, CELLS // U):
-            given_BD = torch.from_numpy(np.ascontiguousarray(rows_BD, np.float32)).to(self._device)
+            given_BD = torch.from_numpy(np.ascontiguousarray(rows_BD, np.float32))
+            if self._device.type == "cuda":
+                given_BD = given_BD.pin_memory()  # while the device is at the part before
+            given_BD = given_BD.to(self._device)
             steps_BD = (given_BD * GRID).round_()
             squares_B = steps_BD.double().square_().sum(dim=1)
             is_text_B = (squares_B > 0) & (squares_B <= LONGEST_SQUARE)
