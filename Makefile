@@ -109,7 +109,8 @@ lock: $(INSTALLED)
 		--extra all --extra gpu --extra vllm --output-file cluster/requirements.txt pyproject.toml
 
 # What the tests and figures of a GPU need, for a machine with torch and transformers, a Python GPU_PYTHON and no
-# package registry. GPU_HAS are its own packages: with scipy in it, out/wheels has 22 MiB, and 56 otherwise.
+# package registry. GPU_HAS are its own packages: with scipy in it, out/wheels has 22 MiB, and 56 otherwise. `make gpu-vllm`
+# leaves them out, too.
 WHEELS := out/wheels
 GPU_PYTHON ?= 3.12
 GPU_HAS ?= torch transformers numpy huggingface_hub tokenizers safetensors
@@ -125,18 +126,18 @@ wheels: $(INSTALLED)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip wheel $(QUIETLY) --no-deps --no-build-isolation --constraint constraints.txt \
 		--wheel-dir $(WHEELS) deepspeed
 
-# vLLM for such a machine, in parts of 44 MiB that may be brought one after the other: out/vllm/part-0 and so on. GPU_VLLM is
-# the version that asks for the machine's torch (0.26.0: torch 2.11.0).
+# vLLM for such a machine with a Hopper GPU, in parts of 44 MiB that may be brought one after the other: out/vllm/part-0 and so
+# on. GPU_VLLM is the version that asks for the machine's torch (0.26.0: torch 2.11.0).
 VLLM := out/vllm
 GPU_VLLM ?= 0.26.0
 # What this version imports for a dense model, beyond what `make wheels`, torch and transformers bring.
-GPU_VLLM_NEEDS := aiohappyeyeballs aiohttp aiosignal apache-tvm-ffi==0.1.10 attrs cachetools cbor2 charset-normalizer cloudpickle \
-	distro 'fastapi<0.137' frozenlist jiter msgspec multidict 'openai<3' openai-harmony partial-json-parser pillow \
-	prometheus-client propcache pybase64 python-multipart pyzmq requests sniffio starlette tiktoken urllib3 uvloop xgrammar==0.2.1 yarl
+GPU_VLLM_NEEDS := aiohappyeyeballs aiohttp aiosignal attrs cachetools cbor2 charset-normalizer cloudpickle distro 'fastapi<0.137' \
+	frozenlist jiter msgspec multidict 'openai<3' openai-harmony partial-json-parser pillow prometheus-client propcache pybase64 \
+	pyzmq requests sniffio starlette tiktoken urllib3 uvloop yarl
 gpu-vllm: $(INSTALLED)
 	rm -rf $(VLLM)-wheels && mkdir -p $(VLLM)-wheels
 	$(for_gpu) vllm==$(GPU_VLLM) --dest $(VLLM)-wheels
-	printf '%s\n' $(GPU_VLLM_NEEDS) > $(VLLM)-wheels/needs.txt
+	printf '%s\n' $(filter-out $(GPU_HAS),$(GPU_VLLM_NEEDS)) > $(VLLM)-wheels/needs.txt
 	$(BIN)/uv pip compile --quiet --no-header --no-annotate --no-deps --python-version $(GPU_PYTHON) \
 		--python-platform x86_64-manylinux_2_31 --output-file $(VLLM)-wheels/requirements.txt $(VLLM)-wheels/needs.txt
 	$(for_gpu) --requirement $(VLLM)-wheels/requirements.txt --dest $(VLLM)-wheels
@@ -146,7 +147,8 @@ gpu-vllm: $(INSTALLED)
 # within ten minutes. `make gpu-offline` does so without an installation, with what `make wheels` has downloaded elsewhere, and
 # `make gpu-vllm` if it is there, by PYTHON, which has torch and transformers. GPU_PARTS="zero votes" are these measurements
 # alone. What out/gpu.json has of the same hardware is not measured again.
-GPU_TESTS := tests/gpu tests/methods/dp_sgd/training/test_clipped_loss.py tests/methods/private_prediction/test_side_by_side.py
+GPU_TESTS := tests/gpu tests/methods/dp_sgd/training/test_clipped_loss.py tests/methods/private_prediction/test_step.py \
+	tests/methods/private_prediction/test_draws.py
 GPU_MINUTES ?= 8
 on_gpu = $(if $(GPU_PARTS),,$(1) -m pytest -q -m gpu $(GPU_TESTS);) tests=$$?; \
 	$(1) -m tests.gpu.figures --minutes $(GPU_MINUTES) --out out/gpu.json $(GPU_PARTS:%=--only %) && exit $$tests
@@ -158,7 +160,7 @@ gpu-offline:
 	rm -rf out/site
 	$(PYTHON) -m pip install $(QUIETLY) --no-index --no-deps --no-compile --target out/site $(WHEELS)/*.whl
 	if test -d $(VLLM); then $(PYTHON) -m tests.gpu.parts join $(VLLM) $(VLLM)-site; fi
-	$(call on_gpu,PYTHONPATH=$(CURDIR)/out/site:$(CURDIR)/$(VLLM)-site $(PYTHON))
+	$(call on_gpu,PYTHONPATH=$(CURDIR)/out/site:$(CURDIR)/$(VLLM)-site VLLM_USE_FLASHINFER_SAMPLER=0 $(PYTHON))
 
 clean:
 	rm -rf $(VENV) out

@@ -4,13 +4,16 @@ of Llama 3.2 1B (1.5 billion parameters, its embeddings not tied)."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import torch
@@ -34,15 +37,15 @@ PROBES = (
     ("ordinary", "bfloat16"),
     ("invariant", "float32"),
 )
+ALONE = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_HOST_IP": "127.0.0.1"}
+"""What vLLM needs where there is no network and no FlashInfer: `make gpu-vllm` does not bring it.
+Its sampler is for top-k and top-p, which nothing here uses."""
 CHUNKS = (5, 16)
 ONE_BILLION = SHAPES["llama-1b"] | {"context": 512, "spread": 0.05, "dtype": torch.bfloat16}
 TINY = {"context": 256}
 LONGEST = 128
 """The tokens of a prompt that is made up, and some more."""
-PASSES: dict[str, Capture | None] = {"growing": None}
-PASSES |= (
-    {"CUDA graphs": as_graph} if torch.cuda.is_available() else {"fixed": lambda compute: compute}
-)
+REPEATED: Capture = as_graph if torch.cuda.is_available() else lambda compute: compute
 WAYS_MEASURED = ("recentred", "dclip", "dclip, top_k_plus")
 
 
@@ -72,8 +75,11 @@ def probe(small: bool) -> Iterator[Row]:
     """Make vLLM's start-up test with each kind of kernels: how far a row's logits move with the
     rows of its pass, and with prompts that are computed meanwhile."""
     with random_model(small, 512 if small else 49_152) as folder:
-        for kernels, dtype in PROBES[-1:] if small else PROBES:
-            yield probed(folder, dtype, kernels)
+        programs = [
+            printed("row_driver", folder, dtype, kernels)
+            for kernels, dtype in (PROBES[-1:] if small else PROBES)
+        ]
+        yield from side_by_side(programs)
 
 
 def probed(folder: str, dtype: str, kernels: str) -> Row:
@@ -87,25 +93,68 @@ def printed(driver: str, *arguments: object) -> Iterator[Row]:
     script = Path(__file__).with_name(f"{driver}.py")
     command = [sys.executable, str(script), *map(str, arguments)]
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | ALONE
+        )
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith('{"'):
                 yield dict(json.loads(line))
         if process.wait():
             errors.seek(0)
-            raise RuntimeError(f"{driver} {arguments[1:]}: {errors.read().strip()[-200:]}")
+            told = errors.read().strip()
+            print(told[-4000:], file=sys.stderr, flush=True)
+            raise RuntimeError(f"{driver} {arguments[1:]}: {told[-200:]}")
+
+
+def side_by_side(programs: Sequence[Iterator[Row]]) -> Iterator[Row]:
+    """Yield the rows of programs that run at the same time, as they come. One that fails leaves the
+    others' rows; its error is raised after them."""
+    rows = SimpleQueue[Row | Exception | None]()
+
+    def run(program: Iterator[Row]) -> None:
+        try:
+            for row in program:
+                rows.put(row)
+        except Exception as error:
+            rows.put(error)
+        rows.put(None)
+
+    for program in programs:
+        Thread(target=run, args=(program,), daemon=True).start()
+    ended, failed = 0, list[Exception]()
+    while ended < len(programs):
+        match rows.get():
+            case None:
+                ended += 1
+            case Exception() as error:
+                failed.append(error)
+            case row:
+                yield row
+    if failed:
+        raise failed[0]
 
 
 def vllm(small: bool) -> Iterator[Row]:
-    """Measure private decoding in vLLM beside plain sampling of the same requests."""
-    tokens, groups = (4, 1) if small else (32, 4)
-    for vocabulary in (512,) if small else (49_152, 128_256):
-        with random_model(small, vocabulary) as folder:
-            for kernels in ("ordinary",) if small else ("invariant", "ordinary"):
-                sizes = (4,) if small else (16, 64)
-                for row in printed("lockstep_driver", folder, kernels, tokens, groups, *sizes):
-                    yield {"vocabulary": vocabulary} | row
+    """Measure private decoding in vLLM beside plain sampling of the same requests. All models are
+    loaded at the same time: most of a start is Python's and the compiler's."""
+    tokens, groups, *sizes = (4, 1, 4) if small else (32, 4, 16, 64)
+
+    def program(vocabulary: int, folder: str, kernels: str) -> Iterator[Row]:
+        for row in printed("lockstep_driver", folder, kernels, tokens, groups, *sizes):
+            yield {"vocabulary": vocabulary} | row
+
+    with ExitStack() as models:
+        vocabularies = (512,) if small else (49_152, 128_256)
+        folders = {size: models.enter_context(random_model(small, size)) for size in vocabularies}
+        kinds = ("ordinary",) if small else ("invariant", "ordinary")
+        yield from side_by_side(
+            [
+                program(size, folder, kernels)
+                for size, folder in folders.items()
+                for kernels in kinds
+            ]
+        )
 
 
 def chunks(small: bool) -> Iterator[Row]:
@@ -134,31 +183,26 @@ def chunks(small: bool) -> Iterator[Row]:
 
 
 def lockstep(small: bool) -> Iterator[Row]:
-    """Measure private decoding beside plain sampling of the same requests, in tokens of all rows a
-    second: a group of s private rows and a public one at a time, and groups side by side, in passes
-    of fixed shape, which a GPU replays as CUDA graphs."""
+    """Measure private decoding of groups side by side, in passes of fixed shape, which a GPU
+    replays as CUDA graphs: in tokens of all rows a second, of s private rows and a public one. It
+    is compared with transformers' plain sampling of the same requests, and with the same passes, of
+    which each row draws a token of its own."""
     tokens, groups = (4, 2) if small else (32, 8)
     for vocabulary in (512,) if small else (49_152, 128_256):
         with random_model(small, vocabulary) as folder:
             for s in (4,) if small else (16, 64):
-                for passes, capture in PASSES.items():
-                    number = groups if capture else min(2, groups)
-                    row = {"vocabulary": vocabulary, "s": s, "passes": passes, "groups": number}
-                    for found in of_passes(folder, small, s, tokens, number, capture):
-                        yield row | found
+                for found in of_size(folder, small, s, tokens, groups):
+                    yield {"vocabulary": vocabulary, "s": s} | found
 
 
-def of_passes(
-    folder: str, small: bool, s: int, tokens: int, groups: int, capture: Capture | None
-) -> Iterator[Row]:
-    """Measure each way, side by side if there is what repeats a pass. A pass of fixed shape is
-    compared with the same pass, too, of which each row draws a token of its own."""
+def of_size(folder: str, small: bool, s: int, tokens: int, groups: int) -> Iterator[Row]:
     engine = TransformersEngine(
         config(folder, "float32" if small else "bfloat16"),
         group=(s + 1, LONGEST + tokens),
-        lanes=groups if capture else 0,
-        capture=capture or as_graph,
+        lanes=groups,
+        capture=REPEATED,
     )
+    assert engine._lanes is not None
 
     def speed(decode: Callable[..., int], mechanism: dict[str, Any] = {}) -> float:  # noqa: B006
         """Return tokens of all rows a second. Others of the same shape pay for lazy set-up."""
@@ -170,17 +214,14 @@ def of_passes(
         return float(made / (time.perf_counter() - began))
 
     plain = speed(sampled)
-    yield {"way": "plain", "tokens a second": plain}
-    same = None
-    if engine._lanes is not None:
-        same = speed(sampled_in_lanes)
-        yield {"way": "plain, these passes", "tokens a second": same}
-    together = 1 if engine._lanes is None else engine._lanes.public.inputs.shape[1]
-    for way in WAYS_MEASURED if capture is as_graph else WAYS_MEASURED[-1:]:
+    yield {"way": "plain, transformers", "tokens a second": plain}
+    same = speed(sampled_in_lanes)
+    yield {"way": "plain, these passes", "tokens a second": same, "of plain": same / plain}
+    for way in WAYS_MEASURED:
         private = speed(decoded, WAYS[way])
         row: Row = {"way": way, "tokens a second": private, "of plain": private / plain}
-        row |= {"public rows in a pass": together}
-        yield row | ({"of plain, these passes": private / same} if same else {})
+        row |= {"of plain, these passes": private / same}
+        yield row | {"public rows in a pass": engine._lanes.public.inputs.shape[1]}
     engine.close()
 
 

@@ -4,16 +4,19 @@
     python -m tests.gpu.parts join PARTS SITE     the parts become a folder for PYTHONPATH
 
 The parts may come one after the other, in any order: `join` names those that are missing or
-damaged. Of vLLM's wheel they have what a dense model needs: no FlashAttention 2, no kernels of
-mixtures of experts, no sources of other projects.
+damaged. Of vLLM's wheel they have what a dense model needs on a GPU of one kind (`CAPABILITY`): no
+FlashAttention 2, no kernels of mixtures of experts, no sources of other projects, no machine code
+of other GPUs. vLLM's structured outputs are left out too: private decoding has its own schemas.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import lzma
 import shutil
+import struct
 import sys
 import tarfile
 import zipfile
@@ -22,10 +25,22 @@ from pathlib import Path
 
 MOST = 44 * 2**20
 PRESET = 6
+CAPABILITY = 90
+"""The compute capability of the GPU, 9.0: Hopper."""
 INDEX = "parts.json"
 LIBRARIES = ("_C_stable_libtorch", "_vllm_fa3_C", "cumem_allocator", "spinloop", "fs_io")
 """vLLM's own compiled files are kept if their names begin like this."""
 SOURCES = {".cu", ".cuh", ".h", ".hpp", ".inl", ".jinja"}
+STAND_INS = {"xgrammar.py": b"GrammarMatcher = CompiledGrammar = object\n"}
+"""In place of a package of 44 MB: what vLLM names at its import."""
+
+KERNEL = struct.pack("<IHH", 0xBA55ED50, 1, 16)
+"""A kernel's code for several GPUs begins with this, and the number of bytes that follow."""
+CODE = struct.Struct("<HHIQQHHI")
+"""The code for one GPU begins with its kind, two bytes, the size of this head, that of the code,
+twelve bytes, and the GPU's compute capability."""
+MACHINE_CODE = 2
+"""The kind of code that is not PTX."""
 
 
 def is_needed(name: str) -> bool:
@@ -36,6 +51,23 @@ def is_needed(name: str) -> bool:
     if path.suffix == ".so":
         return path.name.startswith(LIBRARIES) and "third_party" not in path.parts
     return path.name != "vllm-rs" and path.suffix not in SOURCES
+
+
+def for_one_gpu(library: bytes) -> bytes:
+    """Return a library with zeros in place of the kernels' code for other GPUs, which take no space
+    once they are compressed. CUDA finds a GPU's code by the heads, which stay."""
+    kept, at = bytearray(library), library.find(KERNEL)
+    while at >= 0:
+        at += len(KERNEL) + 8
+        end = at + int.from_bytes(library[at - 8 : at], "little")
+        while at < end:
+            kind, _, head, length, *_, capability = CODE.unpack_from(library, at)
+            at += head
+            if (kind, capability) != (MACHINE_CODE, CAPABILITY):
+                kept[at : at + length] = bytes(length)
+            at += length
+        at = library.find(KERNEL, at)
+    return bytes(kept)
 
 
 class _Parts:
@@ -63,6 +95,14 @@ class _Parts:
         self.digests[name] = hashlib.sha256(data).hexdigest()
 
 
+def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    if name.startswith("vllm/") and name.endswith(".so"):
+        data = for_one_gpu(data)
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(data), 0o644
+    tar.addfile(entry, io.BytesIO(data))
+
+
 def pack(wheels: Path, folder: Path) -> list[str]:
     """Pack what the wheels hold; return the parts' names."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -76,10 +116,9 @@ def pack(wheels: Path, folder: Path) -> list[str]:
             with zipfile.ZipFile(wheel) as files:
                 for info in files.infolist():
                     if not info.is_dir() and is_needed(info.filename):
-                        entry = tarfile.TarInfo(info.filename)
-                        entry.size, entry.mode = info.file_size, 0o644
-                        with files.open(info) as data:
-                            tar.addfile(entry, data)
+                        add(tar, info.filename, files.read(info))
+        for name, text in STAND_INS.items():
+            add(tar, name, text)
     parts.close()
     (folder / INDEX).write_text(json.dumps(parts.digests, indent=1) + "\n")
     return list(parts.digests)

@@ -3,7 +3,8 @@ the rows beside it, in nats, and in how many seconds a start finds it out. `KERN
 batch-invariant ones (`invariant`), `FlashAttention 3` among them, which dpray refuses, or its
 `ordinary` ones.
 
-A program of its own: the kernels are chosen once in a process.
+A program of its own: the kernels are chosen once in a process. Others load at the same time, which
+the seconds show.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def main(folder: str, dtype: Any, kernels: str) -> None:
     from dpray.config.sections import EngineConfig
     from dpray.engines.row_variation import row_variation
     from dpray.engines.vllm import engine, model
+    from tests.gpu.lockstep_driver import share_gpu
 
+    share_gpu()
     if kernels == "FlashAttention 3":
         model.invariant_attention = lambda: {"flash_attn_version": 3}
         model.refuse_other_kernels = lambda ranks: None

@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import subprocess
+import sys
+import tomllib
 import zipfile
+from collections.abc import Iterator
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +22,7 @@ import pytest
 from benchmarks.bench_voting import SEARCHES, WRONG
 from tests.conftest import ROOT
 from tests.gpu import figures, parts
+from tests.gpu.decoding import side_by_side
 from tests.gpu.figures import MEASUREMENTS, hardware, measured, rows_of
 
 
@@ -61,6 +68,62 @@ def test_zero_trains_under_torchrun_where_ray_is_not(zero: list[dict[str, Any]])
         assert (row["ranks"], row["backend"], row["with Ray"]) == (2, "gloo", False)
 
 
+IMPORTS = """
+import sys
+from importlib import import_module
+from importlib.machinery import PathFinder
+
+class Present(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] not in ABSENT:
+            return super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Present
+for name in MODULES:
+    import_module(name)
+"""
+
+
+@pytest.mark.slow
+def test_the_figures_import_what_make_wheels_brings() -> None:
+    """Modules of all other packages that are installed here cannot be imported."""
+    group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["gpu"]
+    has = re.search(r"^GPU_HAS \?= (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert has is not None
+    brought = with_what_they_need([*group, *has[1].split(), "deepspeed"])
+    owners = metadata.packages_distributions()
+    absent = {name for name, by in owners.items() if brought.isdisjoint(map(canonical, by))}
+    assert {"ray", "pandas", "dp_accounting"} <= absent - {"dpray", "tests"}
+    modules = [f"tests.gpu.{name}" for name in ("decoding", "training", "votes", "zero_rank")]
+    modules += ["tests.gpu.lockstep_driver", "tests.gpu.row_driver", "tests.databases"]
+    absent -= {"dpray", "tests", "benchmarks"}
+    program = f"ABSENT = {absent!r}\nMODULES = {modules!r}\n{IMPORTS}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", name)[0]).lower()
+
+
+def with_what_they_need(requirements: list[str]) -> set[str]:
+    """Return the packages, and those that they need here."""
+    found, todo = set[str](), requirements
+    while todo:
+        name, _, marker = todo.pop().partition(";")
+        if "extra" in marker or canonical(name) in found:
+            continue
+        found.add(canonical(name))
+        try:
+            todo += metadata.requires(canonical(name)) or []
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_all_figures_hold_on_a_host_and_make_a_page(zero: list[dict[str, Any]]) -> None:
@@ -82,8 +145,7 @@ def test_all_figures_hold_on_a_host_and_make_a_page(zero: list[dict[str, Any]]) 
     assert {row["other votes"] for row in rows["votes"] if row["way"] != WRONG} == {0}
     for row in rows.get("vllm", []):
         assert row["attention"] == "CPU_ATTN" and row["tokens a second"] > 0
-    beside = [row for row in rows["lockstep"] if row["way"] == "plain, these passes"]
-    assert {row["passes"] for row in beside} >= {"fixed"} and beside[0]["groups"] == 2
+    assert {"plain, these passes", "dclip"} <= {row["way"] for row in rows["lockstep"]}
     for name in {"lockstep", "speed", "vllm"} & rows.keys():
         assert {row["of plain"] > 0 for row in rows[name] if "of plain" in row} == {True}
 
@@ -145,13 +207,22 @@ def test_a_run_goes_on_from_the_figures_of_the_same_hardware(
     assert run() == ["a", "b", "c"]
 
 
+def library(code: bytes, other: bytes, ptx: bytes) -> bytes:
+    """Return a library with a kernel's code for capability 8.0, 9.0 as PTX, and 9.0."""
+    codes = b""
+    for kind, capability, each in ((2, 80, other), (1, 90, ptx), (2, 90, code)):
+        codes += parts.CODE.pack(kind, 0x101, 64, len(each), 0, 0, 0, capability)
+        codes += b"\1" * (64 - parts.CODE.size) + each
+    return b"ELF" + parts.KERNEL + len(codes).to_bytes(8, "little") + codes
+
+
 def test_vllm_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheels, folder, site = tmp_path / "wheels", tmp_path / "parts", tmp_path / "site"
     wheels.mkdir()
     rng = random.Random(0)
     needed = {
         "vllm/a.py": b"import torch\n",
-        "vllm/_C_stable_libtorch.abi3.so": rng.randbytes(250_000),
+        "vllm/_C_stable_libtorch.abi3.so": library(rng.randbytes(250_000), b"\0" * 8, b"\0" * 8),
         "vllm-0.26.0.dist-info/METADATA": b"Name: vllm\n",
         "cbor2/_c.so": b"x",
     }
@@ -160,11 +231,14 @@ def test_vllm_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "vllm/vllm-rs",
         "vllm/third_party/a.hpp",
     ]
+    code = needed["vllm/_C_stable_libtorch.abi3.so"][-250_000:]
+    packed = {"vllm/_C_stable_libtorch.abi3.so": library(code, b"for 8.0.", b"some PTX")}
     with zipfile.ZipFile(wheels / "one.whl", "w") as wheel:
         for name in left_out:
             wheel.writestr(name, b"y")
-        for name, data in needed.items():
+        for name, data in (needed | packed).items():
             wheel.writestr(name, data)
+    needed |= parts.STAND_INS
     monkeypatch.setattr(parts, "MOST", 100_000)
     names = parts.pack(wheels, folder)
     assert names == ["part-0", "part-1", "part-2"]
@@ -183,3 +257,30 @@ def test_vllm_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {str(path.relative_to(site)): path.read_bytes() for path in files} == needed
     (folder / "part-1").unlink()
     parts.join(folder, site)  # it is there already
+
+
+def test_programs_side_by_side_leave_their_rows() -> None:
+    def program(*rows: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from rows
+        if len(rows) == 1:
+            raise RuntimeError("it failed")
+
+    programs = [program({"a": 1}), program({"b": 1}, {"b": 2})]
+    found = list[dict[str, Any]]()
+    with pytest.raises(RuntimeError, match="it failed"):
+        found.extend(side_by_side(programs))
+    assert sorted(map(str, found)) == ["{'a': 1}", "{'b': 1}", "{'b': 2}"]
+
+
+def test_the_makefile_names_tests_that_there_are() -> None:
+    recipe = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    [named] = re.findall(r"^GPU_TESTS := (.*)$", recipe, re.M)
+    assert len(named.split()) >= 3
+    for path in named.split():
+        assert (ROOT / path).exists(), path
+        texts = [
+            file.read_text()
+            for file in [*(ROOT / path).rglob("test_*.py"), ROOT / path]
+            if file.is_file()
+        ]
+        assert any("device: str" in text or "mark.gpu" in text for text in texts), path
