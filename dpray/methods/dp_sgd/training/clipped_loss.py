@@ -24,7 +24,6 @@ from dpray.methods.dp_sgd.training.ghost_norms import (
     NoNormRule,
     Recorded,
     is_linear,
-    weighted_sum,
 )
 from dpray.methods.dp_sgd.training.settings import Precision
 from dpray.methods.dp_sgd.training.step import TrainingText
@@ -136,6 +135,8 @@ class PerExampleLoss(nn.Module):
         if precision == "bfloat16":
             for module in model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):
+                    if is_linear(module):
+                        module.register_forward_pre_hook(self._round_input)
                     self._compute_in_float32(module)
                 elif isinstance(module, nn.Linear):
                     _round_weight_once(module)
@@ -154,6 +155,13 @@ class PerExampleLoss(nn.Module):
             return result.bfloat16() if low and linear else result
 
         module.forward = in_float32
+
+    def _round_input(self, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> object:
+        """Round a trainable linear layer's input as autocast would, so that the numbers that are
+        recorded are those that it multiplies."""
+        if self.two_passes or not all(torch.is_autocast_enabled(x.device.type) for x in inputs):
+            return None
+        return tuple(x.bfloat16() for x in inputs)
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -263,7 +271,7 @@ def _clipped_sum(recorded: Recorded, weight_B: torch.Tensor) -> torch.Tensor:
     0 is left out."""
     if not (counted_B := weight_B != 0).all():
         recorded, weight_B = recorded.of(counted_B), weight_B[counted_B]
-    sums = {p: weighted_sum(parts, weight_B, p.detach()) for p, parts in recorded.parts.items()}
+    sums = recorded.weighted_sums(weight_B)
     result: torch.Tensor = _GivenGradients.apply(list(sums.values()), *sums)  # type: ignore[no-untyped-call]
     return result
 

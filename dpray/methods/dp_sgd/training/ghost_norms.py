@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -31,16 +31,47 @@ class NoNormRule(InputError):
     """A trainable layer has no rule for its per-example gradient norms."""
 
 
+def rounded_down(weight_B: torch.Tensor) -> torch.Tensor:
+    """Return float32 weights, not negative, cut down to the 8 significant bits of bfloat16."""
+    return (weight_B.view(torch.int32) & -(2**16)).view(torch.float32)
+
+
+def in_two(x_BTN: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
+    """Return `weight_i x_i` as the sum of two bfloat16 numbers, one after the other along T: the
+    product itself for `rounded_down` weights, as 8 bits by 8 are 16."""
+    product_BTN = x_BTN * weight_B[:, None, None]  # float32
+    high_BTN = product_BTN.bfloat16()
+    return torch.cat([high_BTN, (product_BTN - high_BTN).bfloat16()], 1)
+
+
+def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return `x @ y` of matrices, or of batches of matrices. The products of bfloat16 numbers are
+    exact, and added up in float32."""
+    if x.dtype != torch.bfloat16:
+        return x @ y
+    if not x.is_cuda:
+        return x.float() @ y.float()
+    multiply = torch.mm if x.dim() == 2 else torch.bmm
+    return multiply(x, y, out_dtype=torch.float32)
+
+
 @dataclass(frozen=True, repr=False)
 class Outer:
-    """Stands for the gradient `sum_t left_t right_t^T` of a matrix: (B, T, M) and (B, T, N)."""
+    """Stands for the gradient `sum_t left_t right_t^T` of a matrix: (B, T, M) and (B, T, N), both
+    in float32 or both in bfloat16. Weights of bfloat16 rows have to be `rounded_down`."""
 
     left: torch.Tensor
     right: torch.Tensor
 
-    def add_to(self, total_MN: torch.Tensor, weight_B: torch.Tensor) -> None:
-        left_BTM = self.left * weight_B[:, None, None]
-        total_MN.addmm_(left_BTM.flatten(0, 1).T, self.right.flatten(0, 1))
+    def weighted_sum(self, weight_B: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+        left, right = self.left, self.right
+        if left.dtype != torch.bfloat16:
+            left = left * weight_B[:, None, None]
+        elif left.shape[2] <= right.shape[2]:
+            left, right = in_two(left, weight_B), right.repeat(1, 2, 1)
+        else:
+            left, right = left.repeat(1, 2, 1), in_two(right, weight_B)
+        return _product(left.flatten(0, 1).T, right.flatten(0, 1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,9 +82,9 @@ class Lookup:
     ids: torch.Tensor
     row: torch.Tensor
 
-    def add_to(self, total_MN: torch.Tensor, weight_B: torch.Tensor) -> None:
+    def weighted_sum(self, weight_B: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
         row_BTN = self.row * weight_B[:, None, None]
-        total_MN.index_add_(0, self.ids.flatten(), row_BTN.flatten(0, 1))
+        return torch.zeros_like(of).index_add_(0, self.ids.flatten(), row_BTN.flatten(0, 1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,8 +93,8 @@ class Whole:
 
     gradient: torch.Tensor
 
-    def add_to(self, total: torch.Tensor, weight_B: torch.Tensor) -> None:
-        total += torch.tensordot(weight_B, self.gradient, 1)
+    def weighted_sum(self, weight_B: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+        return (weight_B @ self.gradient.flatten(1)).view_as(of)
 
 
 COLUMNS_AT_ONCE = 2048
@@ -150,8 +181,9 @@ def squared_norms(parts: Sequence[GradientPart]) -> torch.Tensor:
     `parts`: shape (B,), float64.
 
     Claim: with x the bound of an example and w a float32 number of at most `C / sqrt(x)`, rounded
-    to nearest, what `weighted_sum` adds up for that example has a norm of at most C, before the
-    rounding of that addition. With several parameters the same holds for the sum of the bounds.
+    to nearest or down, what `Recorded.weighted_sums` adds up for that example has a norm of at most
+    C, before the rounding of that addition. With several parameters the same holds for the sum of
+    the bounds.
     Proof: docs/privacy.md, section 5.2.
     """
     if (gradient := _gradient(parts)) is not None:
@@ -166,17 +198,10 @@ def squared_norms(parts: Sequence[GradientPart]) -> torch.Tensor:
     return found_B + NORM_ROUNDING * size_B.square()
 
 
-def weighted_sum(
+def _weighted_sum(
     parts: Sequence[GradientPart], weight_B: torch.Tensor, of: torch.Tensor
 ) -> torch.Tensor:
-    """Return `sum_i weight_i g_i`, g_i the gradient of the parameter `of` for example i, the sum
-    of `parts`: the parameter's shape."""
-    if (gradient := _gradient(parts)) is not None:
-        return (weight_B @ gradient.flatten(1)).view_as(of)
-    total = torch.zeros_like(of)
-    for part in parts:
-        part.add_to(total, weight_B)
-    return total
+    return reduce(torch.Tensor.add_, [part.weighted_sum(weight_B, of) for part in parts])
 
 
 def rule_of(name: str, module: nn.Module) -> Rule:
@@ -195,7 +220,9 @@ def rule_of(name: str, module: nn.Module) -> Rule:
 
     def rule(a: torch.Tensor, g_BTM: torch.Tensor) -> list[GradientPart]:
         found = [weight_part(a, g_BTM)] if "weight" in trainable else []
-        return [*found, Whole(g_BTM.sum(1))] if "bias" in trainable else found
+        if "bias" in trainable:
+            found.append(Whole(g_BTM.sum(1, dtype=torch.float32)))
+        return found
 
     return rule
 
@@ -241,10 +268,12 @@ def _weight_part(
 def _outer(left_BTM: torch.Tensor, right_BTN: torch.Tensor) -> GradientPart:
     """Return the gradient of a matrix, formed if that takes no more memory: a rule on shapes."""
     (_, T, M), N = left_BTM.shape, right_BTN.shape[2]
-    if M * N > T * (M + N):
+    if T * (M + N) * left_BTM.element_size() < M * N * 4:
         return Outer(left_BTM, right_BTN)
     # A CPU multiplies a matrix of few rows four times as fast as one of few columns.
-    return Whole(left_BTM.mT @ right_BTN if M <= N else (right_BTN.mT @ left_BTM).mT)
+    if M <= N:
+        return Whole(_product(left_BTM.mT, right_BTN))
+    return Whole(_product(right_BTN.mT, left_BTM).mT)
 
 
 @dataclass(frozen=True)
@@ -269,6 +298,15 @@ class Recorded:
     def squared_norms(self) -> dict[nn.Parameter, torch.Tensor]:
         return {p: squared_norms(parts) for p, parts in self.parts.items()}
 
+    def weighted_sums(self, weight_B: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
+        """Return `sum_i weight_i g_i` for each parameter, g_i its gradient for example i. Where
+        bfloat16 rows are multiplied, the weights are rounded down: for all parameters, as the parts
+        of a gradient may cancel out."""
+        outer = (p for found in self.parts.values() for p in found if isinstance(p, Outer))
+        if any(part.left.dtype == torch.bfloat16 for part in outer):
+            weight_B = rounded_down(weight_B)
+        return {p: _weighted_sum(parts, weight_B, p.detach()) for p, parts in self.parts.items()}
+
     def of(self, counted_B: torch.Tensor) -> Recorded:
         """Return what was recorded of these examples only. The parts of the others may not be
         finite: no weight would make them 0."""
@@ -286,9 +324,12 @@ class Recorded:
                 f"{layer.name}: the first dimension of its input or output is not the examples, "
                 "so their gradients cannot be told apart"
             )
-        # As (B, T, features) in float32, or (B, T) ids.
-        a = a.reshape(B, -1, a.shape[-1]).float() if a.is_floating_point() else a.reshape(B, -1)
-        parts = layer.rule(a, g.reshape(B, -1, g.shape[-1]).float())
+        # As (B, T, features), or (B, T) ids.
+        a = a.reshape(B, -1, a.shape[-1]) if a.is_floating_point() else a.reshape(B, -1)
+        g = g.reshape(B, -1, g.shape[-1])
+        if a.dtype != g.dtype:  # the layer did not compute in bfloat16
+            a, g = a.float() if a.is_floating_point() else a, g.float()
+        parts = layer.rule(a, g)
         for parameter, part in zip(layer.parameters, parts, strict=True):
             self.parts.setdefault(parameter, []).insert(0, part)
 
