@@ -287,7 +287,8 @@ class _GivenGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         gradients, ctx.gradients = ctx.gradients, None  # else autograd would copy them
-        return (None, *(gradient.mul_(scale) for gradient in gradients))
+        torch._foreach_mul_(gradients, scale)
+        return (None, *gradients)
 
 
 def _round_weight_once(module: nn.Module) -> None:

@@ -21,11 +21,11 @@ from dpray.methods.dp_sgd.training.clipped_loss import (
     PerExampleLoss,
     check_norm_rules,
 )
-from dpray.methods.dp_sgd.training.ghost_norms import (
+from dpray.methods.dp_sgd.training.ghost_norms import Recorded
+from dpray.methods.dp_sgd.training.gradient_parts import (
     GradientPart,
     Lookup,
     Outer,
-    Recorded,
     Whole,
     in_two,
     rounded_down,
@@ -220,7 +220,7 @@ def norms_of_what_is_added(loss: PerExampleLoss, batch: MicroBatch, c: float) ->
     for row in range(len(weight_B)):
         squares = [
             sum((added(part, row, weight_B, p) for part in parts), torch.zeros(1)).square().sum()
-            for p, parts in recorded.parts.items()
+            for p, parts in recorded.all_parts().items()
         ]
         found.append(float(torch.stack(squares).sum().sqrt()))
     return found
@@ -475,7 +475,7 @@ def test_the_sum_is_made_of_the_numbers_that_the_norms_were_made_of(
     if precision == "bfloat16":
         weight_B = rounded_down(weight_B)
     for p, found in recorded.weighted_sums(weight_B).items():
-        parts = recorded.parts[p]
+        parts = recorded.all_parts()[p]
         exact = torch.stack([added(part, row, weight_B, p) for part in parts for row in range(6)])
         assert (found - exact.sum(0)).abs().max() <= 1e-6 * exact.abs().sum(0).max()
 
@@ -484,7 +484,7 @@ def test_linear_layers_record_the_bfloat16_numbers_that_they_multiply() -> None:
     for make in (gpt2, llama):
         loss = PerExampleLoss(make(), "bfloat16").eval()
         _, recorded = loss.norms(MicroBatch.of(texts(3)), loss)
-        for parts in recorded.parts.values():
+        for parts in recorded.all_parts().values():
             for part in parts:
                 if isinstance(part, Outer):
                     assert part.left.dtype == part.right.dtype == torch.bfloat16
