@@ -135,33 +135,25 @@ class PerExampleLoss(nn.Module):
         if precision == "bfloat16":
             for module in model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):
-                    if is_linear(module):
-                        module.register_forward_pre_hook(self._round_input)
-                    self._compute_in_float32(module)
+                    self._choose_precision(module)
                 elif isinstance(module, nn.Linear):
                     _round_weight_once(module)
 
-    def _compute_in_float32(self, module: nn.Module) -> None:
-        """Have a trainable layer compute in float32, a linear one in two passes only."""
+    def _choose_precision(self, module: nn.Module) -> None:
+        """Have a trainable layer compute in float32, a linear one in two passes only: in one pass
+        its input is rounded as autocast would round it, so that what is recorded is multiplied."""
         forward, linear = module.forward, is_linear(module)
 
-        def in_float32(x: torch.Tensor) -> torch.Tensor:
-            if linear and not self.two_passes:
-                result: torch.Tensor = forward(x)
+        def in_precision(x: torch.Tensor) -> torch.Tensor:
+            low = linear and torch.is_autocast_enabled(x.device.type)
+            if low and not self.two_passes:
+                result: torch.Tensor = forward(x.bfloat16())
                 return result
-            low = torch.is_autocast_enabled(x.device.type)
             with torch.autocast(x.device.type, enabled=False):
                 result = forward(x.float() if x.is_floating_point() else x)
-            return result.bfloat16() if low and linear else result
+            return result.bfloat16() if low else result
 
-        module.forward = in_float32
-
-    def _round_input(self, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> object:
-        """Round a trainable linear layer's input as autocast would, so that the numbers that are
-        recorded are those that it multiplies."""
-        if self.two_passes or not all(torch.is_autocast_enabled(x.device.type) for x in inputs):
-            return None
-        return tuple(x.bfloat16() for x in inputs)
+        module.forward = in_precision
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}

@@ -168,8 +168,8 @@ class Recorded:
 
     def add(self, layer: _Layer, a: torch.Tensor, g: torch.Tensor) -> None:
         """Note a use of the layer, by its input and its output's gradient: the last use first."""
-        B = len(self.losses)
-        if len(a) != B or len(g) != B:
+        B = self.losses.shape[0]
+        if a.shape[0] != B or g.shape[0] != B:
             raise NoNormRule(
                 f"{layer.name}: the first dimension of its input or output is not the examples, "
                 "so their gradients cannot be told apart"
@@ -194,13 +194,13 @@ class GhostNorms:
     def __init__(self, model: nn.Module) -> None:
         self._recorded: Recorded | None = None
         self._source = torch.zeros((), requires_grad=True)
-        """Every recorded output depends on it: the backward pass towards it reaches them all, and
-        forms no gradient of a parameter."""
+        """Every recorded output depends on it, the first ones by themselves and the others by their
+        inputs: the backward pass towards it reaches them all, and forms no parameter's gradient."""
         for name, module in model.named_modules():
             own = tuple(p for p in module.parameters(recurse=False) if p.requires_grad)
             if own:
                 layer = _Layer(name, rule_of(name, module), own)
-                module.register_forward_hook(partial(self._watch, layer))
+                module.forward = partial(self._watched, layer, module.forward)
 
     def record(self, forward: Callable[[], torch.Tensor]) -> Recorded:
         """Record `forward`, which returns the losses (B,), and the backward pass from their sum.
@@ -225,36 +225,35 @@ class GhostNorms:
             self._recorded = None
         recorded.gather()
 
-    def _watch(
-        self, layer: _Layer, _: nn.Module, inputs: tuple[torch.Tensor, ...], output: object
-    ) -> torch.Tensor | None:
+    def _watched(
+        self, layer: _Layer, forward: Callable[..., Any], *inputs: Any, **named: Any
+    ) -> object:
+        """Run a layer's forward pass, and have the backward pass record the use."""
+        output = forward(*inputs, **named)
         if self._recorded is None:
-            return None
-        if len(inputs) != 1 or not isinstance(output, torch.Tensor):
+            return output
+        if len(inputs) != 1 or named or not isinstance(output, torch.Tensor):
             raise NoNormRule(f"{layer.name}: not called with one tensor for one tensor")
-        add = partial(self._recorded.add, layer)
-        watched: torch.Tensor = _Watched.apply(output, inputs[0].detach(), self._source, add)  # type: ignore[no-untyped-call]
-        return watched
+        if not inputs[0].requires_grad:
+            output = _Sourced.apply(output, self._source)  # type: ignore[no-untyped-call]
+        use = [(self._recorded, inputs[0].detach())]
+
+        def record(gradients: tuple[torch.Tensor, ...]) -> None:
+            recorded, a = use.pop()  # the graph may outlive what was recorded
+            recorded.add(layer, a, *gradients)
+
+        # Called with what the layer's own backward pass is called with, after any hook of a tensor.
+        output.grad_fn.register_prehook(record)
+        return output
 
 
-class _Watched(torch.autograd.Function):
-    """Passes a layer's output on; the backward pass calls `add` with the layer's input and the
-    output's gradient."""
+class _Sourced(torch.autograd.Function):
+    """Passes a layer's output on, and makes it depend on a source, whose gradient is none."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        output: torch.Tensor,
-        a: torch.Tensor,
-        source: torch.Tensor,
-        add: Callable[[torch.Tensor, torch.Tensor], None],
-    ) -> torch.Tensor:
-        ctx.save_for_backward(a)
-        ctx.add = add
+    def forward(ctx: Any, output: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         return output.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        ctx.add(*ctx.saved_tensors, gradient)
-        ctx.add = None  # the graph may outlive what was recorded
-        return gradient, None, None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return gradient, None
