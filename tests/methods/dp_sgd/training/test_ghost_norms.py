@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpray.methods.dp_sgd.training import ghost_norms, gradient_parts
 from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch, PerExampleLoss, check_norm_rules
 from dpray.methods.dp_sgd.training.ghost_norms import GhostNorms, NoNormRule
 from dpray.methods.dp_sgd.training.gradient_parts import (
@@ -261,3 +262,47 @@ def test_embeddings_with_rules_of_their_own_are_refused() -> None:
     model.embedding = nn.Embedding(VOCABULARY, 8, max_norm=1.0)
     with pytest.raises(NoNormRule, match="max_norm"):
         GhostNorms(model)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", ["gpt2", "llama_lora"])
+def test_gathered_gradients_are_those_of_each_parameter(
+    model: str, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest ones stay by themselves: they would be in memory twice."""
+    loss, batch = PerExampleLoss(MODELS[model](), precision).eval(), MicroBatch.of(texts(3))
+    monkeypatch.setattr(ghost_norms, "FORMED_AT_ONCE", 100)
+    norms_B, recorded = loss.norms(batch, loss)
+    assert recorded.gathered is not None
+    assert max(shape.numel() for shape in recorded.gathered.shapes.values()) <= 100
+    assert any(isinstance(part, Whole) for parts in recorded.parts.values() for part in parts)
+    monkeypatch.setattr(gradient_parts, "FORMED_AT_ONCE", 7)  # columns of the matrix
+    squares = recorded.squared_norms()
+    assert list(squares) == list(recorded.all_parts()) and len(squares) == len(
+        loss.trainable_parameters()
+    )
+    total_B = torch.stack(list(squares.values())).sum(0)
+    torch.testing.assert_close(recorded.norms().square(), total_B, rtol=1e-12, atol=0)
+    torch.testing.assert_close(norms_B.square(), total_B, rtol=1e-12, atol=0)
+    weight_B = torch.tensor([0.5, 0.25, 1.0])
+    for parameter, found in recorded.weighted_sums(weight_B).items():
+        plain = gradient_parts.weighted_sum(
+            recorded.all_parts()[parameter], weight_B, parameter.detach()
+        )
+        assert found.shape == parameter.shape
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-7)
+
+
+def test_what_is_recorded_is_the_gradient_after_all_hooks() -> None:
+    """Such a hook may be an engine's. What it makes of the gradient reaches the weight."""
+    model = Logits(nn.Linear(8, 8))
+    loss, batch = PerExampleLoss(model).eval(), MicroBatch.of(texts(2))
+    before = loss.norms(batch, loss)[1].squared_norms()
+    weight = model.between.weight
+
+    def tripled(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        output.register_hook(lambda gradient: gradient * 3)
+
+    model.between.register_forward_hook(tripled)
+    after = loss.norms(batch, loss)[1].squared_norms()
+    torch.testing.assert_close(after[weight], 9 * before[weight])  # type: ignore[index]
