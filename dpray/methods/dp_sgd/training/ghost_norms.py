@@ -111,8 +111,9 @@ class _Layer:
 
 @dataclass(repr=False)
 class Recorded:
-    """The losses (B,) of B examples and the parts of each parameter's per-example gradients, those
-    of most that were formed `gathered`; a parameter without a gradient has none."""
+    """The losses (B,) of B examples and the parts of each parameter's per-example gradients.
+    `parts` has the parameters in the order of the backward pass, whatever the shapes: ranks add up
+    their gradients in it. Those whose gradients are `gathered` have none there."""
 
     losses: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     parts: dict[nn.Parameter, list[GradientPart]] = field(default_factory=dict)
@@ -123,7 +124,8 @@ class Recorded:
 
     def norms(self) -> torch.Tensor:
         """Return the examples' norms over all parameters, bounded from above: (B,), float64."""
-        squares = [squared_norms(self.parts.values()).sum(0)] if self.parts else []
+        own = [parts for parts in self.parts.values() if parts]
+        squares = [squared_norms(own).sum(0)] if own else []
         if self.gathered:
             squares.append(self.gathered.squared_norms())
         return torch.stack(squares).sum(0).sqrt()
@@ -139,8 +141,11 @@ class Recorded:
         outer = (p for found in self.parts.values() for p in found if isinstance(p, Outer))
         if any(part.left.dtype == torch.bfloat16 for part in outer):
             weight_B = rounded_down(weight_B)
-        sums = {p: weighted_sum(parts, weight_B, p.detach()) for p, parts in self.parts.items()}
-        return sums | (self.gathered.weighted_sums(weight_B) if self.gathered else {})
+        sums = self.gathered.weighted_sums(weight_B) if self.gathered else {}
+        return {
+            p: weighted_sum(parts, weight_B, p.detach()) if parts else sums[p]
+            for p, parts in self.parts.items()
+        }
 
     def of(self, counted_B: torch.Tensor) -> Recorded:
         """Return what was recorded of these examples only. The parts of the others may not be
@@ -164,7 +169,7 @@ class Recorded:
         }
         if formed:
             self.gathered = Gathered.of(formed)
-            self.parts = {p: parts for p, parts in self.parts.items() if p not in formed}
+            self.parts |= {p: [] for p in formed}
 
     def add(self, layer: _Layer, a: torch.Tensor, g: torch.Tensor) -> None:
         """Note a use of the layer, by its input and its output's gradient: the last use first."""

@@ -306,3 +306,17 @@ def test_what_is_recorded_is_the_gradient_after_all_hooks() -> None:
     model.between.register_forward_hook(tripled)
     after = loss.norms(batch, loss)[1].squared_norms()
     torch.testing.assert_close(after[weight], 9 * before[weight])  # type: ignore[index]
+
+
+def test_sums_come_in_one_order_whatever_the_shapes() -> None:
+    """Ranks of other lengths form other gradients, and DeepSpeed adds up what comes next on each:
+    sums of other parameters were added to each other."""
+    loss = PerExampleLoss(gpt2()).eval()
+
+    def order(positions: int) -> tuple[int, list[nn.Parameter]]:
+        recorded = loss.norms(MicroBatch.of(texts(2, longest=4), 2, positions), loss)[1]
+        formed = sum(not parts for parts in recorded.parts.values())
+        return formed, list(recorded.weighted_sums(torch.ones(2)))
+
+    (few, of_short), (many, of_long) = order(5), order(60)
+    assert few < many and all(a is b for a, b in zip(of_short, of_long, strict=True))
