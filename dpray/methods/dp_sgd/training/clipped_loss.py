@@ -24,7 +24,6 @@ from dpray.methods.dp_sgd.training.ghost_norms import (
     NoNormRule,
     Recorded,
     is_linear,
-    weighted_sum,
 )
 from dpray.methods.dp_sgd.training.settings import Precision
 from dpray.methods.dp_sgd.training.step import TrainingText
@@ -136,24 +135,25 @@ class PerExampleLoss(nn.Module):
         if precision == "bfloat16":
             for module in model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):
-                    self._compute_in_float32(module)
+                    self._choose_precision(module)
                 elif isinstance(module, nn.Linear):
                     _round_weight_once(module)
 
-    def _compute_in_float32(self, module: nn.Module) -> None:
-        """Have a trainable layer compute in float32, a linear one in two passes only."""
+    def _choose_precision(self, module: nn.Module) -> None:
+        """Have a trainable layer compute in float32, a linear one in two passes only: in one pass
+        its input is rounded as autocast would round it, so that what is recorded is multiplied."""
         forward, linear = module.forward, is_linear(module)
 
-        def in_float32(x: torch.Tensor) -> torch.Tensor:
-            if linear and not self.two_passes:
-                result: torch.Tensor = forward(x)
+        def in_precision(x: torch.Tensor) -> torch.Tensor:
+            low = linear and torch.is_autocast_enabled(x.device.type)
+            if low and not self.two_passes:
+                result: torch.Tensor = forward(x.bfloat16())
                 return result
-            low = torch.is_autocast_enabled(x.device.type)
             with torch.autocast(x.device.type, enabled=False):
                 result = forward(x.float() if x.is_floating_point() else x)
-            return result.bfloat16() if low and linear else result
+            return result.bfloat16() if low else result
 
-        module.forward = in_float32
+        module.forward = in_precision
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -263,7 +263,7 @@ def _clipped_sum(recorded: Recorded, weight_B: torch.Tensor) -> torch.Tensor:
     0 is left out."""
     if not (counted_B := weight_B != 0).all():
         recorded, weight_B = recorded.of(counted_B), weight_B[counted_B]
-    sums = {p: weighted_sum(parts, weight_B, p.detach()) for p, parts in recorded.parts.items()}
+    sums = recorded.weighted_sums(weight_B)
     result: torch.Tensor = _GivenGradients.apply(list(sums.values()), *sums)  # type: ignore[no-untyped-call]
     return result
 
@@ -279,7 +279,8 @@ class _GivenGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         gradients, ctx.gradients = ctx.gradients, None  # else autograd would copy them
-        return (None, *(gradient.mul_(scale) for gradient in gradients))
+        torch._foreach_mul_(gradients, scale)
+        return (None, *gradients)
 
 
 def _round_weight_once(module: nn.Module) -> None:

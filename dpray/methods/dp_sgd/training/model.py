@@ -74,7 +74,9 @@ def load_loss(
     """
     refuse_shared_scales(resolve_model(folder))
     refuse_kept_state(resolve_model(folder))
-    without_tf32()  # the clipped sums are bounded for float32 products (docs/privacy.md, 5.2)
+    # The clipped sums are bounded for float32 products and sums (docs/privacy.md, 5.2).
+    without_tf32()
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     with loading:
         model = load_whole(resolve_model(folder), "auto" if few_layers else "float32")
     if few_layers:

@@ -49,10 +49,12 @@ class RowCheck:
         return self._alike[shape]
 
     def _of(self, texts: Sequence[TrainingText], positions: int) -> torch.Tensor:
-        """Return the losses of the texts, and their squared norms for each trained parameter:
-        (1 + parameters, rows), float64."""
-        _, recorded = self._loss.norms(MicroBatch.of(texts, len(texts), positions), self._loss)
-        return torch.stack([recorded.losses.double(), *recorded.squared_norms().values()])
+        """Return the losses of the texts, their norms, and their squared norms for each trained
+        parameter: (2 + parameters, rows), float64."""
+        batch = MicroBatch.of(texts, len(texts), positions)
+        norms_B, recorded = self._loss.norms(batch, self._loss)
+        squares = recorded.squared_norms().values()
+        return torch.stack([recorded.losses.double(), norms_B, *squares])
 
 
 def made_up(rows: int, positions: int) -> list[TrainingText]:

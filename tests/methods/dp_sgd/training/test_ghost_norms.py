@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from dpray.methods.dp_sgd.training import ghost_norms, gradient_parts
 from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch, PerExampleLoss, check_norm_rules
-from dpray.methods.dp_sgd.training.ghost_norms import (
-    GhostNorms,
+from dpray.methods.dp_sgd.training.ghost_norms import GhostNorms, NoNormRule
+from dpray.methods.dp_sgd.training.gradient_parts import (
     GradientPart,
     Lookup,
-    NoNormRule,
     Outer,
     Whole,
     inner_products,
@@ -107,14 +107,14 @@ def test_parts_of_one_matrix(positions: int) -> None:
     whole = sum((dense(part) for part in parts), torch.zeros(3, 6, 4))
     plain = whole.square().sum((1, 2)).double()
     # A bound is above the norm by 2^-21 of the squared sum of the terms' norms.
-    torch.testing.assert_close(squared_norms(parts), plain, rtol=3e-5, atol=0)
+    torch.testing.assert_close(squared_norms([parts])[0], plain, rtol=3e-5, atol=0)
 
 
 def test_a_matrix_that_is_smaller_than_what_it_is_made_of_is_formed() -> None:
     def kinds(model: Any) -> set[type]:
         loss = PerExampleLoss(model).eval()
         recorded = loss.norms(MicroBatch.of(texts(3, longest=6), 3, 7), loss)[1]
-        return {type(part) for parts in recorded.parts.values() for part in parts}
+        return {type(part) for parts in recorded.all_parts().values() for part in parts}
 
     assert kinds(lora(llama())) == {Whole}
     assert kinds(llama()) == {Whole, Outer, Lookup}
@@ -133,7 +133,7 @@ def test_a_gradient_whose_terms_cancel_out_is_not_taken_for_a_shorter_one(
     # The pairs' sums are exact in float64, and nothing cancels out between pairs.
     pairs, others = left.double()[:, ::2] + left.double()[:, 1::2], right.double()[:, ::2]
     true = ((pairs @ pairs.mT) * (others @ others.mT)).sum((1, 2))
-    bound = squared_norms([Outer(left, right)])
+    bound = squared_norms([[Outer(left, right)]])[0]
     terms = (left.double().norm(dim=2) * right.double().norm(dim=2)).sum(1).square()
     assert (bound >= true).all() and (bound <= true + 2.0**-20 * terms).all()
     in_float32 = ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
@@ -262,3 +262,61 @@ def test_embeddings_with_rules_of_their_own_are_refused() -> None:
     model.embedding = nn.Embedding(VOCABULARY, 8, max_norm=1.0)
     with pytest.raises(NoNormRule, match="max_norm"):
         GhostNorms(model)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", ["gpt2", "llama_lora"])
+def test_gathered_gradients_are_those_of_each_parameter(
+    model: str, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest ones stay by themselves: they would be in memory twice."""
+    loss, batch = PerExampleLoss(MODELS[model](), precision).eval(), MicroBatch.of(texts(3))
+    monkeypatch.setattr(ghost_norms, "FORMED_AT_ONCE", 100)
+    norms_B, recorded = loss.norms(batch, loss)
+    assert recorded.gathered is not None
+    assert max(shape.numel() for shape in recorded.gathered.shapes.values()) <= 100
+    assert any(isinstance(part, Whole) for parts in recorded.parts.values() for part in parts)
+    monkeypatch.setattr(gradient_parts, "FORMED_AT_ONCE", 7)  # columns of the matrix
+    squares = recorded.squared_norms()
+    assert list(squares) == list(recorded.all_parts()) and len(squares) == len(
+        loss.trainable_parameters()
+    )
+    total_B = torch.stack(list(squares.values())).sum(0)
+    torch.testing.assert_close(recorded.norms().square(), total_B, rtol=1e-12, atol=0)
+    torch.testing.assert_close(norms_B.square(), total_B, rtol=1e-12, atol=0)
+    weight_B = torch.tensor([0.5, 0.25, 1.0])
+    for parameter, found in recorded.weighted_sums(weight_B).items():
+        plain = gradient_parts.weighted_sum(
+            recorded.all_parts()[parameter], weight_B, parameter.detach()
+        )
+        assert found.shape == parameter.shape
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-7)
+
+
+def test_what_is_recorded_is_the_gradient_after_all_hooks() -> None:
+    """Such a hook may be an engine's. What it makes of the gradient reaches the weight."""
+    model = Logits(nn.Linear(8, 8))
+    loss, batch = PerExampleLoss(model).eval(), MicroBatch.of(texts(2))
+    before = loss.norms(batch, loss)[1].squared_norms()
+    weight = model.between.weight
+
+    def tripled(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        output.register_hook(lambda gradient: gradient * 3)
+
+    model.between.register_forward_hook(tripled)
+    after = loss.norms(batch, loss)[1].squared_norms()
+    torch.testing.assert_close(after[weight], 9 * before[weight])  # type: ignore[index]
+
+
+def test_sums_come_in_one_order_whatever_the_shapes() -> None:
+    """Ranks of other lengths form other gradients, and DeepSpeed adds up what comes next on each:
+    sums of other parameters were added to each other."""
+    loss = PerExampleLoss(gpt2()).eval()
+
+    def order(positions: int) -> tuple[int, list[nn.Parameter]]:
+        recorded = loss.norms(MicroBatch.of(texts(2, longest=4), 2, positions), loss)[1]
+        formed = sum(not parts for parts in recorded.parts.values())
+        return formed, list(recorded.weighted_sums(torch.ones(2)))
+
+    (few, of_short), (many, of_long) = order(5), order(60)
+    assert few < many and all(a is b for a, b in zip(of_short, of_long, strict=True))

@@ -11,7 +11,7 @@ import torch
 
 from dpray.mechanisms.randomness import new_key
 from dpray.methods.dp_sgd.training.clipped_loss import MicroBatch, PerExampleLoss
-from dpray.methods.dp_sgd.training.ghost_norms import Outer
+from dpray.methods.dp_sgd.training.gradient_parts import Outer
 from dpray.methods.dp_sgd.training.rows import RowCheck
 from dpray.methods.dp_sgd.training.settings import TrainingSettings
 from dpray.methods.dp_sgd.training.step import DpSgdStep, TrainingText, share
@@ -157,7 +157,7 @@ def test_a_text_more_moves_a_trainers_sum_by_c(precision: Any) -> None:
 def parts(loss: PerExampleLoss, batch: list[TrainingText]) -> list[torch.Tensor]:
     _, recorded = loss.norms(MicroBatch.of(batch, len(batch), POSITIONS), loss)
     found = []
-    for each in recorded.parts.values():
+    for each in recorded.all_parts().values():
         for part in each:
             found += [part.left, part.right] if isinstance(part, Outer) else [*vars(part).values()]
     return found
