@@ -34,6 +34,15 @@ def in_two(x_BTN: torch.Tensor, weight_B: torch.Tensor) -> torch.Tensor:
     return torch.cat([high_BTN, (product_BTN - high_BTN).bfloat16()], 1)
 
 
+def weighted_in_two(
+    left: torch.Tensor, right: torch.Tensor, weight_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return bfloat16 rows, twice as many, the smaller ones with their weights."""
+    if left.shape[2] <= right.shape[2]:
+        return in_two(left, weight_B), right.repeat(1, 2, 1)
+    return left.repeat(1, 2, 1), in_two(right, weight_B)
+
+
 def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return `x @ y` of matrices, or of batches of matrices. The products of bfloat16 numbers are
     exact, and added up in float32."""
@@ -55,12 +64,11 @@ class Outer:
 
     def weighted_sum(self, weight_B: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
         left, right = self.left, self.right
-        if left.dtype != torch.bfloat16:
+        if left.dtype == torch.bfloat16 and left.is_cuda:
+            left, right = weighted_in_two(left, right, weight_B)
+        else:  # float32 holds products of 16 bits by 8
             left = left * weight_B[:, None, None]
-        elif left.shape[2] <= right.shape[2]:
-            left, right = in_two(left, weight_B), right.repeat(1, 2, 1)
-        else:
-            left, right = left.repeat(1, 2, 1), in_two(right, weight_B)
+            right = right.to(left.dtype)
         return _product(left.flatten(0, 1).T, right.flatten(0, 1))
 
 

@@ -29,6 +29,7 @@ from dpray.methods.dp_sgd.training.gradient_parts import (
     Whole,
     in_two,
     rounded_down,
+    weighted_in_two,
 )
 from dpray.methods.dp_sgd.training.step import TrainingText, share
 from dpray.types import DprayError
@@ -420,6 +421,10 @@ def test_a_sum_of_bfloat16_rows_is_the_sum_of_exact_products(M: int, N: int) -> 
     sizes = torch.einsum("btm,btn->mn", weighted.abs(), right.double().abs())
     assert found.dtype == torch.float32
     assert ((found - exact).abs() <= 1e-6 * sizes).all()  # the rounding of a float32 sum
+    on_gpu = weighted_in_two(left, right, rounded_down(weight_B))
+    assert {rows.dtype for rows in on_gpu} == {torch.bfloat16}
+    there = torch.einsum("btm,btn->mn", *(rows.double() for rows in on_gpu))
+    torch.testing.assert_close(there, exact, rtol=0, atol=1e-13)
 
 
 def cancelling(examples: int, M: int, N: int) -> Outer:
