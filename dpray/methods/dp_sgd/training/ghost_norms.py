@@ -253,7 +253,7 @@ class GhostNorms:
 
 
 class _Sourced(torch.autograd.Function):
-    """Passes a layer's output on, and makes it depend on a source, whose gradient is none."""
+    """Passes a layer's output on, and makes it depend on a source, which gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

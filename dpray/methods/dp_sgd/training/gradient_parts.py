@@ -1,4 +1,4 @@
-"""What per-example gradients are made of, with their norms and weighted sums.
+"""The parts of per-example gradients, with their norms and weighted sums.
 
 A linear layer's gradient for one example is `sum_t g_t a_t^T`, g_t the gradient of that example's
 loss with respect to the layer's output at position t, a_t its input. Its squared norm is
