@@ -230,8 +230,17 @@ def missing() -> str:
     """Return what was not run, in words."""
     left = [of.title for data, of in SETS.items() if data not in kept("private_prediction")]
     words = [f"private prediction on {', '.join(left)}"] if left else []
-    words += [] if kept("aug_pe") else ["Aug-PE"]
+    words += ["Aug-PE on the sets without a row of it"] if len(kept("aug_pe")) < len(SETS) else []
     return f"Not run: {'; '.join(words)}." if words else ""
+
+
+def chosen(method: str) -> list[str]:
+    """Return texts of a method's first sets, chosen by position."""
+    texts = [
+        f"- {SETS[data].title}: {found['examples'][place % len(found['examples'])]}"
+        for place, (data, found) in enumerate([*kept(method).items()][:EXAMPLES])
+    ]
+    return ["", f"Texts of {METHODS[method]}, chosen by position:", "", *texts]
 
 
 def section() -> list[str]:
@@ -251,9 +260,9 @@ def section() -> list[str]:
         "`--about`, `--label-about` and `--language`, and as `init` writes them now: texts of "
         "private prediction end at a blank line, a sentence that was cut is ended by the public "
         "prompt (it came last: in the runs of PubMed, clinical notes, German and Chinese), and a "
-        "table has a schema; Aug-PE has a temperature of 0.8 in place of 1.2. The runs of DP-KPS "
-        "were made before it counted 3 terms of a record in place of 10, at a temperature of 1 in "
-        "place of 0.8, and without the `Text:` with which answers begin. The floor are texts of "
+        "table has a schema; Aug-PE has a temperature of 0.8 in place of 1.2; DP-KPS counts 3 "
+        "terms of a record in place of 10, at a temperature of 0.8 in place of 1, and the answers "
+        "of both begin with `Text:`. The floor are texts of "
         "`dpray preview`, for DP-KPS with random words of the public list; real are as many "
         "private records. In each cell: Fréchet distance to test texts (less is better), MAUVE "
         "(more is better), and the accuracy of a classifier that learns the labels from these "
@@ -268,13 +277,7 @@ def section() -> list[str]:
         "The target was to close half of the gap between before and real on six of eight sets, and "
         f"to cut no text. Private prediction closes half of it on {half} of {len(found)} sets, and "
         f"{cut} of {texts} texts are cut. {missing()}",
-        "",
-        "Texts of private prediction, chosen by position:",
-        "",
-        *(
-            f"- {SETS[data].title}: {each['examples'][place % len(each['examples'])]}"
-            for place, (data, each) in enumerate([*found.items()][:EXAMPLES])
-        ),
+        *(line for method in METHODS for line in chosen(method)),
     ]
 
 
