@@ -115,7 +115,7 @@ class Lanes:
             self.public.step(list(texts))
             return
         # At the same time: a pass of few rows leaves most of a GPU idle.
-        present = torch.cuda.current_stream()
+        present = torch.cuda.current_stream(self._device)
         self._beside.wait_stream(present)
         self.private.step([0])
         with torch.cuda.stream(self._beside):
