@@ -188,7 +188,9 @@ def computes_apart(model: Any, public: FixedPass) -> bool:
     """
     if not public.is_captured or any(weight.ndim > 2 for weight in model.parameters()):
         return False
-    places, longest = range(len(public.logits)), public.cache.columns - len(TRIED)
+    columns = public.cache.columns  # rounded up: there may be more than positions of the model
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or columns
+    places, longest = range(len(public.logits)), min(columns, positions) - len(TRIED)
     short, long = (tuple(1 + i % 9 for i in range(size)) for size in (7, longest))
     for own, other in product((short, long), repeat=2):
         row, beside = (prefill(model, [each], model.device) for each in (own, other[::-1]))

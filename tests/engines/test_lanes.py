@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
     LlavaConfig,
     LlavaForConditionalGeneration,
     MistralConfig,
@@ -213,6 +215,14 @@ def test_public_rows_of_a_mixture_of_experts_share_no_pass() -> None:
     config = MixtralConfig(**SMALL, num_local_experts=4)
     lanes = lanes_for(MixtralForCausalLM(config).eval(), LANES, 3, TOKENS, Recorded())
     assert lanes is not None and lanes.public.inputs.shape[1] == 1
+
+
+def test_no_row_that_is_tried_exceeds_the_positions_of_the_model() -> None:
+    """A GPU that is asked for an embedding that there is not computes nothing any more."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=512, n_embd=64, n_layer=2, n_head=2, n_positions=60)
+    lanes = lanes_for(GPT2LMHeadModel(config).eval(), LANES, 3, TOKENS, Recorded())
+    assert lanes is not None and lanes.public.inputs.shape[1] == LANES
 
 
 @pytest.mark.parametrize("fault", ["none", "error", "other attention"])
