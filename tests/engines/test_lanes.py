@@ -306,6 +306,10 @@ def test_heads_that_share_keys_attend_without_copies_of_them(
     for other in (None, torch.rand(3, 6, 1, 40) < 0.5):  # none, and one of each head's own
         given = (module, query, key, value, other)
         assert torch.equal(attend(*given)[0], sdpa_attention_forward(*given)[0])
+    bias = torch.randn(1, 6, 1, 40)  # of each head's own, as of relative positions
+    given = (module, query, key, value, mask)
+    with_bias = [each(*given, position_bias=bias)[0] for each in (attend, sdpa_attention_forward)]
+    assert torch.equal(*with_bias)
     expected, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
     attended: list[Any] = []
 
