@@ -118,29 +118,39 @@ class Lanes:
         present = torch.cuda.current_stream(self._device)
         self._beside.wait_stream(present)
         self.private.step([0])
-        with torch.cuda.stream(self._beside):
-            self.public.step(list(texts))
-        present.wait_stream(self._beside)
+        try:
+            with torch.cuda.stream(self._beside):
+                self.public.step(list(texts))
+        finally:  # also if it failed half-way: what comes next may use the same memory
+            present.wait_stream(self._beside)
 
 
 def lanes_for(model: Any, count: int, rows: int, columns: int, capture: Capture) -> Lanes | None:
     """Make lanes if a row of the model looks at all of its earlier tokens, by the mask and the
     positions that it is given, and at nothing else of a pass; otherwise return None."""
-    config, attention = model.config, model.config._attn_implementation
-    if attention != "sdpa" or kept_by(config.to_dict()):
+    config = model.config
+    attention = {each._attn_implementation for each in (config, config.get_text_config())}
+    if attention != {"sdpa"} or kept_by(config.to_dict()):
         return None
     if not prefill(model, PROMPTS[:1], model.device).can_rewind:
         return None
     expected = growing(model, PROMPTS[:rows])
-    model.set_attn_implementation(ONE_TOKEN)
     try:
+        attend_by(model, ONE_TOKEN)
         lanes = Lanes(model, count, rows, columns, capture)
         if computes_alike(model, lanes, expected):
             return lanes
     except Exception:  # of a model that takes no such masks, for one: other passes go on without
         pass
-    model.set_attn_implementation("sdpa")
+    attend_by(model, "sdpa")
     return None
+
+
+def attend_by(model: Any, name: str) -> None:
+    """Have the model's text attend so. Other parts, as of images, keep what they can do."""
+    config = model.config
+    text = (key for key in config.sub_configs if getattr(config, key) is config.get_text_config())
+    model.set_attn_implementation(dict.fromkeys(("", *text), name))
 
 
 @torch.inference_mode()
@@ -171,11 +181,16 @@ def computes_alike(model: Any, lanes: Lanes, expected: Sequence[torch.Tensor]) -
 @torch.inference_mode()
 def computes_apart(model: Any, public: FixedPass) -> bool:
     """Return whether a row's logits have the same bits in each place of a pass, whatever the other
-    rows are. Rows that are short and rows that fill their places stand next to both kinds. What has
-    no graph may have shapes that follow from its numbers, as of the rows that an expert gets."""
-    if not public.is_captured:
+    rows are. Rows that are short and rows that fill their places stand next to both kinds.
+
+    What has no graph may have shapes that follow from its numbers, as of the rows that an expert
+    gets. A grouped product of stacked matrices, one for each expert, has such shapes in a graph.
+    """
+    if not public.is_captured or any(weight.ndim > 2 for weight in model.parameters()):
         return False
-    places, longest = range(len(public.logits)), public.cache.columns - len(TRIED)
+    columns = public.cache.columns  # rounded up: there may be more than positions of the model
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or columns
+    places, longest = range(len(public.logits)), min(columns, positions) - len(TRIED)
     short, long = (tuple(1 + i % 9 for i in range(size)) for size in (7, longest))
     for own, other in product((short, long), repeat=2):
         row, beside = (prefill(model, [each], model.device) for each in (own, other[::-1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +13,18 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.clip.modeling_clip import CLIPVisionModel
 
 from benchmarks.bench_selection import Counted
 from dpray.config.sections import EngineConfig
@@ -22,7 +32,7 @@ from dpray.engines.base import Engine, LockstepGroup, LockstepResult, SelectorSp
 from dpray.engines.finite_rows import highest
 from dpray.engines.fixed_pass import Compute, FixedPass, as_graph
 from dpray.engines.lanes import lanes_for
-from dpray.engines.one_token import attend
+from dpray.engines.one_token import ONE_TOKEN, attend
 from dpray.engines.passes import load_model
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import named_key
@@ -192,6 +202,99 @@ def test_public_rows_share_a_pass_only_if_no_bit_depends_on_it(
     assert lanes.public.inputs.shape[1] == (LANES if moved_by == "nothing" else 1)
 
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
+    "sliding_window": None, "initializer_range": 0.15,
+}  # fmt: skip
+
+
+def test_public_rows_of_a_mixture_of_experts_share_no_pass() -> None:
+    """A grouped product runs in a graph: the rows that an expert gets are numbers on the device."""
+    torch.manual_seed(0)
+    config = MixtralConfig(**SMALL, num_local_experts=4)
+    lanes = lanes_for(MixtralForCausalLM(config).eval(), LANES, 3, TOKENS, Recorded())
+    assert lanes is not None and lanes.public.inputs.shape[1] == 1
+
+
+def test_no_row_that_is_tried_exceeds_the_positions_of_the_model() -> None:
+    """A GPU that is asked for an embedding that there is not computes nothing any more."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=512, n_embd=64, n_layer=2, n_head=2, n_positions=60)
+    lanes = lanes_for(GPT2LMHeadModel(config).eval(), LANES, 3, TOKENS, Recorded())
+    assert lanes is not None and lanes.public.inputs.shape[1] == LANES
+
+
+@pytest.mark.parametrize("fault", ["none", "error", "other attention"])
+def test_only_the_text_of_a_model_of_several_parts_attends_otherwise(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as there are lanes. What sees images may have no such attention."""
+    monkeypatch.setattr(CLIPVisionModel, "_supports_sdpa", False)
+    vision = {
+        "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    text = {"model_type": "mistral", **SMALL}
+    config = LlavaConfig(text_config=text, vision_config=vision)  # type: ignore[arg-type]
+    model: Any = LlavaForConditionalGeneration(config).eval()
+    found = {"": "sdpa", "text_config": "sdpa", "vision_config": "eager"}
+    if fault == "other attention":
+        found["text_config"] = "eager"
+        model.set_attn_implementation(found)
+
+    def fails(compute: Compute) -> Compute:
+        raise RuntimeError
+
+    lanes = lanes_for(model, 2, 3, 64, fails if fault == "error" else lambda each: each)
+    assert (lanes is None) == (fault != "none")
+    if lanes is not None:
+        found |= {"": ONE_TOKEN, "text_config": ONE_TOKEN}
+    parts = (config if not key else getattr(config, key) for key in found)
+    assert [part._attn_implementation for part in parts] == list(found.values())
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_public_and_private_passes_wait_for_what_was_before_and_are_waited_for(
+    fault: bool, lanes_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On streams of their own; also if a pass fails half-way."""
+    events: list[str] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            events.append(f"{self.name} waits for {other.name}")
+
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        events.append(f"on {stream.name}")
+        yield
+
+    def step(name: str) -> Any:
+        def stepped(places: object) -> None:
+            events.append(name)
+            if fault and name == "public":
+                raise RuntimeError("no memory")
+
+        return stepped
+
+    lanes = copy.copy(lanes_engine._lanes)
+    lanes._beside = Stream("side")
+    lanes.private, lanes.public = (
+        SimpleNamespace(tokens={}, positions={}, step=step(name)) for name in ("private", "public")
+    )
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("main"))
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    with pytest.raises(RuntimeError, match="no memory") if fault else nullcontext():
+        lanes.step({})
+    passes = ["private", "on side", "public"]
+    assert events == ["side waits for main", *passes, "main waits for side"]
+
+
 def test_heads_that_share_keys_attend_without_copies_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -203,6 +306,10 @@ def test_heads_that_share_keys_attend_without_copies_of_them(
     for other in (None, torch.rand(3, 6, 1, 40) < 0.5):  # none, and one of each head's own
         given = (module, query, key, value, other)
         assert torch.equal(attend(*given)[0], sdpa_attention_forward(*given)[0])
+    bias = torch.randn(1, 6, 1, 40)  # of each head's own, as of relative positions
+    given = (module, query, key, value, mask)
+    with_bias = [each(*given, position_bias=bias)[0] for each in (attend, sdpa_attention_forward)]
+    assert torch.equal(*with_bias)
     expected, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
     attended: list[Any] = []
 
@@ -299,12 +406,7 @@ def test_prompts_have_the_room_next_to_the_lanes(model_folder: str) -> None:
 
 @pytest.mark.parametrize("fault", ["none", "window", "mask", "positions", "attention", "error"])
 def test_a_model_that_lanes_would_compute_otherwise_has_none(fault: str, tmp_path: Path) -> None:
-    window = 4 if fault == "window" else None
-    config = MistralConfig(
-        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256,
-        sliding_window=window, initializer_range=0.15,
-    )  # fmt: skip
+    config = MistralConfig(**SMALL | {"sliding_window": 4 if fault == "window" else None})
     torch.manual_seed(0)
     model: Any = MistralForCausalLM(config).eval()
     forward = model.forward
@@ -324,6 +426,8 @@ def test_a_model_that_lanes_would_compute_otherwise_has_none(fault: str, tmp_pat
         model.set_attn_implementation("eager")
     found = lanes_for(model, 2, 3, 64, lambda each: each)
     assert (found is not None) == (fault == "none")
+    attention = {"none": ONE_TOKEN, "attention": "eager"}.get(fault, "sdpa")
+    assert config._attn_implementation == attention
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -239,13 +239,15 @@ class GhostNorms:
             return output
         if len(inputs) != 1 or named or not isinstance(output, torch.Tensor):
             raise NoNormRule(f"{layer.name}: not called with one tensor for one tensor")
-        if not inputs[0].requires_grad:
+        # What is done in place on a view, as a layer with a bias returns, cuts off the view's node.
+        if not inputs[0].requires_grad or output._is_view():
             output = _Sourced.apply(output, self._source)  # type: ignore[no-untyped-call]
-        use = [(self._recorded, inputs[0].detach())]
+        use, place = [(self._recorded, inputs[0].detach())], output.output_nr
 
-        def record(gradients: tuple[torch.Tensor, ...]) -> None:
+        def record(gradients: tuple[torch.Tensor | None, ...]) -> None:
             recorded, a = use.pop()  # the graph may outlive what was recorded
-            recorded.add(layer, a, *gradients)
+            if (gradient := gradients[place]) is not None:  # a fused kernel has other outputs, too
+                recorded.add(layer, a, gradient)
 
         # Called with what the layer's own backward pass is called with, after any hook of a tensor.
         output.grad_fn.register_prehook(record)

@@ -493,3 +493,22 @@ def test_linear_layers_record_the_bfloat16_numbers_that_they_multiply() -> None:
             for part in parts:
                 if isinstance(part, Outer):
                     assert part.left.dtype == part.right.dtype == torch.bfloat16
+
+
+def test_the_sum_has_the_scale_that_it_is_asked_for() -> None:
+    """It is divided by the batch size, and the noise too: without it a text would add B times C."""
+    loss, batch, found = PerExampleLoss(lora(llama())).eval(), MicroBatch.of(texts(3)), []
+    for scale in (1.0, 0.25):
+        loss.zero_grad()
+        with loss.clipped(batch, C, scale) as clipped:
+            clipped.backward()
+        found.append(torch.cat([p.grad.flatten() for p in trainable(loss.model)]))  # type: ignore[union-attr]
+    assert torch.equal(found[1], 0.25 * found[0])
+
+
+def test_a_bound_has_room_for_all_uses_of_a_parameter() -> None:
+    part = Outer(torch.ones(1, 2, 3), torch.ones(1, 2, 5))
+    uses = [part, Outer(-part.left, part.right)]
+    p = torch.nn.Parameter(torch.zeros(3, 5))
+    norm = float(Recorded(torch.zeros(1), {p: [*uses]}).norms())
+    assert abs(norm**2 / (2.0**-21 * 4**2 * 15) - 1) < 1e-9

@@ -257,6 +257,46 @@ def test_a_layer_that_is_used_twice() -> None:
     check_norm_rules(PerExampleLoss(Logits(nn.Sequential(shared, nn.Tanh(), shared))).eval(), 97)
 
 
+class InPlace(nn.Module):
+    """Adds to a layer's output where it lies. That of a linear layer with a bias is a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x *= 2
+        hidden: torch.Tensor = self.layer(x)
+        hidden += x
+        return self.norm(hidden.mul_(2))
+
+
+class _WithOthers(torch.autograd.Function):
+    """Gives a tensor as the second of three outputs, as a fused kernel does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return x.mean(-1), x.clone(), x.mean()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        assert gradients[0] is gradients[2] is None
+        return gradients[1]
+
+
+class Fused(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _WithOthers.apply(super().forward(x))[1]  # type: ignore[no-untyped-call]
+        return found
+
+
+@pytest.mark.parametrize("layer", [InPlace, lambda: nn.Sequential(nn.Linear(8, 8), Fused(8, 8))])
+def test_outputs_that_are_changed_in_place_and_one_of_several(layer: Any) -> None:
+    torch.manual_seed(0)
+    check_norm_rules(PerExampleLoss(Logits(layer())).eval(), VOCABULARY)
+
+
 def test_embeddings_with_rules_of_their_own_are_refused() -> None:
     model = Logits(nn.Identity())
     model.embedding = nn.Embedding(VOCABULARY, 8, max_norm=1.0)
