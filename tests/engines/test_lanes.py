@@ -287,7 +287,7 @@ def test_public_and_private_passes_wait_for_what_was_before_and_are_waited_for(
     lanes.private, lanes.public = (
         SimpleNamespace(tokens={}, positions={}, step=step(name)) for name in ("private", "public")
     )
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("main"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("main"))
     monkeypatch.setattr(torch.cuda, "stream", on)
     with pytest.raises(RuntimeError, match="no memory") if fault else nullcontext():
         lanes.step({})
