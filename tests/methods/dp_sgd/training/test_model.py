@@ -38,6 +38,14 @@ def logits(model: Any) -> torch.Tensor:
     return found.detach()
 
 
+def test_sums_of_bfloat16_products_are_of_float32(gpt2_folder: str) -> None:
+    """torch lets a GPU add them up in bfloat16."""
+    products = torch.backends.cuda.matmul
+    products.allow_bf16_reduced_precision_reduction = True
+    load_loss(gpt2_folder, TrainingSettings(precision="bfloat16"))
+    assert not products.allow_bf16_reduced_precision_reduction
+
+
 @pytest.mark.parametrize(("model", "kind"), [("llama", "lora"), ("gpt2", "lora"), ("gpt2", "full")])
 def test_what_is_written_is_what_was_trained(
     kind: Any, model: str, model_folder: str, gpt2_folder: str, tmp_path: Path
