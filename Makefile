@@ -156,11 +156,13 @@ on_gpu = $(if $(GPU_PARTS),,$(1) -m pytest -q -m gpu $(GPU_TESTS);) tests=$$?; \
 gpu: $(INSTALLED)
 	$(call on_gpu,$(BIN)/python)
 
+# vLLM asks for a network to find its own address, and at its start for FlashInfer's sampler, which `make gpu-vllm` leaves out.
+ALONE := VLLM_HOST_IP=127.0.0.1 VLLM_USE_FLASHINFER_SAMPLER=0
 gpu-offline:
 	rm -rf out/site
 	$(PYTHON) -m pip install $(QUIETLY) --no-index --no-deps --no-compile --target out/site $(WHEELS)/*.whl
 	if test -d $(VLLM); then $(PYTHON) -m tests.gpu.parts join $(VLLM) $(VLLM)-site; fi
-	$(call on_gpu,PYTHONPATH=$(CURDIR)/out/site:$(CURDIR)/$(VLLM)-site VLLM_USE_FLASHINFER_SAMPLER=0 $(PYTHON))
+	$(call on_gpu,PYTHONPATH=$(CURDIR)/out/site:$(CURDIR)/$(VLLM)-site $(ALONE) $(PYTHON))
 
 clean:
 	rm -rf $(VENV) out

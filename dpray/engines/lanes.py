@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from dpray.engines.base import LockstepGroup, TokenSelector
@@ -194,18 +196,26 @@ def computes_apart(model: Any, public: FixedPass) -> bool:
     short, long = (tuple(1 + i % 9 for i in range(size)) for size in (7, longest))
     for own, other in product((short, long), repeat=2):
         row, beside = (prefill(model, [each], model.device) for each in (own, other[::-1]))
+        for place in places:
+            public.put(place, beside)
         found = []
         for place in places:
-            for each in places:
-                public.put(each, row if each == place else beside)
-            logits = []
-            for number, token in enumerate(TRIED):
-                public.tokens[:] = token
-                public.positions[:] = len(other) + number
-                public.positions[place] = len(own) + number
-                public.step(places)
-                logits.append(public.logits[place].clone())
-            found.append(torch.stack(logits))
+            public.put(place, row)
+            lengths = np.full(len(places), len(other))
+            lengths[place] = len(own)
+            found.append(_tried(public, lengths)[:, place])
+            public.put(place, beside)
         if any(not torch.equal(found[0], each) for each in found):
             return False
     return True
+
+
+def _tried(public: FixedPass, lengths: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Return the logits of all places after each token that is tried, (tokens, places, V)."""
+    logits = []
+    for number, token in enumerate(TRIED):
+        public.tokens[:] = token
+        public.positions[:] = lengths + number
+        public.step(range(len(lengths)))
+        logits.append(public.logits.clone())
+    return torch.stack(logits)

@@ -189,8 +189,9 @@ class NearestText:
 
 def in_parts(rows_MD: npt.NDArray[np.float32], size: int) -> Iterator[npt.NDArray[np.float32]]:
     """Yield so many rows at a time, at least one."""
-    for start in range(0, len(rows_MD), max(1, size)):
-        yield rows_MD[start : start + max(1, size)]
+    size = max(1, size)
+    for start in range(0, len(rows_MD), size):
+        yield rows_MD[start : start + size]
 
 
 def _on_grid(

@@ -4,7 +4,6 @@ of Llama 3.2 1B (1.5 billion parameters, its embeddings not tied)."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,6 @@ from dpray.engines.transformers import TransformersEngine
 from tests.engines.tiny_model import make_model
 
 Row = dict[str, Any]
-Prompt = tuple[int, ...]
 
 DTYPES = ("float32", "bfloat16")
 PROBES = (
@@ -37,9 +35,6 @@ PROBES = (
     ("ordinary", "bfloat16"),
     ("invariant", "float32"),
 )
-ALONE = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_HOST_IP": "127.0.0.1"}
-"""What vLLM needs where there is no network and no FlashInfer: `make gpu-vllm` does not bring it.
-Its sampler is for top-k and top-p, which nothing here uses."""
 CHUNKS = (5, 16)
 ONE_BILLION = SHAPES["llama-1b"] | {"context": 512, "spread": 0.05, "dtype": torch.bfloat16}
 TINY = {"context": 256}
@@ -93,9 +88,7 @@ def printed(driver: str, *arguments: object) -> Iterator[Row]:
     script = Path(__file__).with_name(f"{driver}.py")
     command = [sys.executable, str(script), *map(str, arguments)]
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | ALONE
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith('{"'):
