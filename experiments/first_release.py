@@ -127,8 +127,9 @@ def configured(data: str, method: str, says: bool) -> tuple[Path, Path]:
         known = {label: of.label_about[label] for label in labels if label in of.label_about}
         options += ["--about", of.about]
         options += ["--label-about", json.dumps(known)] if known else []
-        options += ["--language", of.language] if of.language else []
-    if method == "dp_kps":
+    if of.language and (says or method == "dp_kps"):  # whose words are those of a language
+        options += ["--language", of.language]
+    elif method == "dp_kps":
         options += ["--vocabulary", str(DATA / "vocab" / "public_unigrams.tsv")]
     config, size = out.with_suffix(".yaml"), str(round(len(private), -2))
     dpray("init", str(file), "-o", str(config), "--force", "--text", ",".join(of.columns),

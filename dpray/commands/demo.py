@@ -84,7 +84,7 @@ def demo(
         "dpray demo",
         "bold",
         f"{config.data.public_size} {chosen.description}, engine {config.engine.kind}. "
-        "The texts play the private data.",
+        "They stand in for private data.",
     )
     before = has_finished(config)
     report = run_with_progress(config, as_json)
@@ -98,7 +98,7 @@ def demo(
     show_run(parse_report(report), out, console, account, finished_before=before)
     _show_use(evaluation, console)
     console.plain(
-        f"The page with the evaluation, not for release if the data is real: {private_page}"
+        f"The page with the evaluation; do not share it if the data is real: {private_page}"
     )
 
 
@@ -164,5 +164,5 @@ def _show_use(evaluation: Json, console: Terminal) -> None:
     }
     accuracies = {key: evaluation["downstream"][key]["accuracy"] for key in names}
     rows = [(names[key], plus_minus(found, 3)) for key, found in accuracies.items()]
-    title = "A classifier of real test texts, by what trained it"
+    title = "Accuracy of a classifier on real test texts"
     console.print(titled_table(title, ("trained on", "accuracy"), rows))

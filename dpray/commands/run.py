@@ -135,7 +135,7 @@ def _left(ledger: LedgerEntry, account: Account | None) -> str:
     words = f"epsilon {left.epsilon:.4g}, delta {left.delta:.3g}"
     is_basic = account is not None and account.composition.name == BasicComposition.name
     if is_basic and left.delta == 0 < ledger.spent.delta:
-        words += " (no further run with a delta: all of it is spent)"
+        words += " (all is spent: a further run that needs delta is refused)"
     return words
 
 
@@ -170,7 +170,7 @@ def _how(report: PrivacyReport) -> str:
         words += f" ({batches.repeated} repeated)"
     if (tokens := report.tokens) and tokens.total:
         share = tokens.private / tokens.total
-        words += f"; {share:.0%} of {tokens.total} tokens drew on private texts, with noise"
+        words += f"; {share:.0%} of {tokens.total} tokens were chosen by private texts, under noise"
     if calls := report.calls:
         words += (
             f" from {calls.calls} calls of the language model "

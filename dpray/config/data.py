@@ -27,7 +27,7 @@ from pydantic import (
 from dpray.config.sections import Count, CountOrZero, Section
 from dpray.io.after import after, is_after
 from dpray.io.columns import check_labels, label_name, text_of
-from dpray.io.formats import FileFormat, Where, known_encoding, one_sign
+from dpray.io.formats import ENDINGS, FileFormat, Where, known_encoding, one_sign
 from dpray.io.languages import language_name
 from dpray.io.table import cells_of, object_text, turns_of, turns_text
 from dpray.io.template_file import About
@@ -60,8 +60,8 @@ MOST_CELLS = 200_000
 
 class DataConfig(Section):
     path: str = Field(
-        description="JSONL, JSON, CSV, TSV, Parquet or Arrow, also .gz, .zst, .bz2 or .zip; a "
-        "folder of them or of .txt; a glob, a cloud path, hf://name; with `query`, a database"
+        description=f"{ENDINGS}; a folder of them; a glob, a cloud path, hf://name; with `query`, "
+        "a database"
     )
     query: str | None = Field(
         None,

@@ -3,7 +3,7 @@ pointer of Git LFS in place of a file, a web page that was saved as data."""
 
 from __future__ import annotations
 
-from dpray.io.formats import base_name
+from dpray.io.formats import COMPRESSIONS, CONTENTS, base_name
 from dpray.types import InputError
 
 FIRST_BYTES = 512
@@ -24,10 +24,12 @@ SIGNATURES = {
 }  # fmt: skip
 """The beginnings of files by the endings that their names have."""
 
+_KINDS = CONTENTS | COMPRESSIONS
+
 EXPECTED = {
-    "gzip": (".gz",), "zstd": (".zst",), "bz2": (".bz2",), "zip": (".zip",),
-    "parquet": (".parquet",), "arrow": (".arrow", ".feather"), "xlsx": (".xlsx", ".zip"),
-}  # fmt: skip
+    kind: tuple(end for end in SIGNATURES.values() if _KINDS.get(end) == kind)
+    for kind in _KINDS.values()
+} | {"zip": (".zip",), "xlsx": (".xlsx", ".zip")}
 """The endings whose bytes a kind or a compression of files has."""
 
 ADVICE = {

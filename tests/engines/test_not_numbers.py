@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from dpray.config.sections import EngineConfig
 from dpray.engines.base import LockstepGroup, SelectorSpec
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import new_key
+from dpray.methods.private_prediction.logits import Clip
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from tests.engines.tiny_model import make_model, make_tokenizer
 
@@ -151,7 +152,7 @@ def test_an_infinite_logit_decides_nothing(hostile_engine: Any, number: int) -> 
     assert 2 < high < 28, "with a chance of 1e-7"
 
 
-@pytest.mark.parametrize("clip", ["recentred", "dclip"])
+@pytest.mark.parametrize("clip", get_args(Clip))
 def test_a_token_at_which_the_model_overflows_ends_no_text(hostile_engine: Any, clip: str) -> None:
     """All rows read it, the public one as well. A failure would depend on what was drawn."""
     zeros = sums(hostile_engine, *clean_rows(2), script=[77, NAN, 78, 79])[2:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
@@ -15,6 +15,7 @@ from dpray.engines.base import Engine, EngineError, LockstepGroup, SelectorFaile
 from dpray.engines.schema.schema import Form, Schema
 from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import new_key
+from dpray.methods.private_prediction.logits import Clip
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from tests.engines.schemas import FILM
 from tests.engines.test_conformance import MAX_TOKENS, decode, make_group
@@ -68,7 +69,7 @@ def group(transformers_engine: Engine) -> Callable[..., LockstepGroup]:
     return make
 
 
-@pytest.mark.parametrize("clip", ["recentred", "dclip"])
+@pytest.mark.parametrize("clip", get_args(Clip))
 def test_the_tokens_are_those_of_the_whole_group(
     small: Engine, transformers_engine: Engine, group: Callable[..., LockstepGroup], clip: Any
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ from dpray.engines.base import (
 from dpray.engines.finite_rows import highest
 from dpray.engines.row_variation import refuse_dependence, row_variation
 from dpray.engines.transformers import TransformersEngine
-from dpray.methods.private_prediction.logits import distribution_distances
+from dpray.methods.private_prediction.logits import Clip, distribution_distances
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.step import Coins, Group
 from dpray.methods.private_prediction.step import Step as PrivateStep
@@ -276,7 +276,7 @@ def test_a_row_that_moves_with_the_length_of_another_is_found(tmp_path: Path) ->
 @settings(deadline=None)
 @given(
     rows=st.integers(1, 40),
-    clip=st.sampled_from(["recentred", "dclip"]),
+    clip=st.sampled_from(get_args(Clip)),
     c=st.floats(0.1, 10.0),
     moved=st.floats(1e-3, 1.0),
     seed=st.integers(0, 2**32 - 1),

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -29,6 +29,7 @@ from dpray.methods.private_prediction.audit import (
     sparse_vector_target,
     tokens_target,
 )
+from dpray.methods.private_prediction.logits import Clip
 from tests.evaluation.prediction_faults import (
     SPARSE,
     Fault,
@@ -167,7 +168,7 @@ def _cases() -> dict[str, Case]:
             found[f"{name}: {fault}"] = Case(target, fault, broken, caught, trials)
 
     halved = "half the noise"
-    for clip in ("recentred", "dclip"):
+    for clip in get_args(Clip):
         for tokens, times in ((1, 2), (6, 4)) if clip == "recentred" else ((1, 2),):
             add(
                 f"private prediction, {clip}, {tokens} token(s)",

@@ -6,6 +6,7 @@ Proof: docs/privacy.md, sections 2.3 and 2.5.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import assert_never, get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from scipy import stats
 
 from dpray.mechanisms.randomness import generator, new_key
+from dpray.methods.private_prediction.logits import Clip
 from dpray.methods.private_prediction.mechanism import PrivateToken, SparseVector
 from dpray.methods.private_prediction.step import draw_private
 from tests.methods.private_prediction.one_by_one import private_token
@@ -39,17 +41,20 @@ def private_counts(mechanism: PrivateToken, claimed: PrivateToken) -> bool:
     draws = draw_private(mechanism, rows, public, rng, (TOKENS,))
     z = rows.double().numpy()
     c, s = claimed.clip_bound, claimed.batch_size
-    if claimed.clip == "recentred":
-        mean = np.maximum(-c, z - z.max(1, keepdims=True) + c).sum(0) / s
-    else:
-        private, pub = np.log([softmax(row) for row in z]), np.log(softmax(public.double().numpy()))
-        mean = pub + np.clip(private - pub, -c, c).sum(0) / s
+    match claimed.clip:
+        case "recentred":
+            mean = np.maximum(-c, z - z.max(1, keepdims=True) + c).sum(0) / s
+        case "dclip":
+            pub = np.log(softmax(public.double().numpy()))
+            mean = pub + np.clip(np.log([softmax(row) for row in z]) - pub, -c, c).sum(0) / s
+        case _:
+            assert_never(claimed.clip)
     return fits_probabilities(
         draws.bincount(minlength=5).tolist(), softmax(mean / claimed.temperature)
     )
 
 
-@pytest.mark.parametrize("clip", ["recentred", "dclip"])
+@pytest.mark.parametrize("clip", get_args(Clip))
 @both_ways
 @pytest.mark.parametrize("parameter", ["temperature", "clip_bound"])
 def test_private_tokens_have_the_claimed_distribution(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import torch
@@ -56,10 +56,13 @@ def exact_softmax(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def clipped_sum(m: PrivateToken, z: torch.Tensor, public: torch.Tensor, K: slice) -> torch.Tensor:
     c = m.clip_bound
-    if m.clip == "recentred":
-        above = (z - z.max(-1, keepdim=True).values)[:, K] - torch.tensor(-c)
-    else:
-        above = (z - exact_softmax(z)[1])[:, K] - public.log_softmax(-1)[K]
+    match m.clip:
+        case "recentred":
+            above = (z - z.max(-1, keepdim=True).values)[:, K] - torch.tensor(-c)
+        case "dclip":
+            above = (z - exact_softmax(z)[1])[:, K] - public.log_softmax(-1)[K]
+        case _:
+            assert_never(m.clip)
     most = float(np.float32(math.floor(c * 2**24)))
     while most > c * 2**24:
         most = float(np.nextafter(np.float32(most), np.float32(0)))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import jsonschema
@@ -31,6 +31,7 @@ from dpray.engines.schema.schema import Schema, read_schema
 from dpray.engines.schema.token_mask import TokenMask
 from dpray.methods.config import parse_config
 from dpray.methods.private_prediction.audit import five_tokens
+from dpray.methods.private_prediction.logits import Clip
 from dpray.methods.private_prediction.mechanism import PrivateToken
 from dpray.methods.private_prediction.token import PrivateTokenSelector
 from dpray.types import InputError
@@ -263,7 +264,7 @@ odd = st.sampled_from([-math.inf, -3e38, -1.0, 2.0, 3e38])
 @settings(max_examples=100)
 @given(
     public=st.lists(odd, min_size=V, max_size=V),
-    clip=st.sampled_from(["recentred", "dclip"]),
+    clip=st.sampled_from(get_args(Clip)),
     changes=st.sampled_from(OPTIONS),
     size=st.integers(0, 3),
     copying=st.booleans(),
