@@ -404,7 +404,9 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
     return text[: min(ends)] if ends else None
 
 
-_SENTENCE_END = re.compile(r"[.!?…؟۔।][\"'”’»)\]]*(?=\s)|[。！？][”’」』）]*|\S(?=\n)")
+# The signs of Chinese and Japanese, and of Armenian, Ethiopic, Burmese, Khmer and Tibetan, end a
+# sentence wherever they are. Thai and Lao have none.
+_SENTENCE_END = re.compile(r"[.!?…؟۔।][\"'”’»)\]]*(?=\s)|[。！？։።፧။។།][”’」』）»]*|\S(?=\n)")
 
 PART_OF_CHARACTER = "\ufffd"
 """A text that was cut in a character ends with it."""
