@@ -25,7 +25,7 @@ from embedding import embed
 from four_methods_picture import INK, MUTED, PAPER, picture
 from runs import DATA, HERE, RUNS, accuracy, as_embedded, finished, rows
 
-from dpray.engines.text import sentence_ends
+from dpray.engines.sentences import sentence_ends
 from dpray.evaluation.fidelity import frechet_distance, mauve
 
 KEPT = HERE / "measured" / "first_release"

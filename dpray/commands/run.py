@@ -135,7 +135,7 @@ def _left(ledger: LedgerEntry, account: Account | None) -> str:
     words = f"epsilon {left.epsilon:.4g}, delta {left.delta:.3g}"
     is_basic = account is not None and account.composition.name == BasicComposition.name
     if is_basic and left.delta == 0 < ledger.spent.delta:
-        words += " (all is spent: a further run that needs delta is refused)"
+        words += " (no delta is left, so a further run that needs delta is refused)"
     return words
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dpray.engines.base import Completion, Engine, PlainPrompt, Sampling, TextGenerator
-from dpray.engines.text import whole_sentences
+from dpray.engines.sentences import whole_sentences
 from dpray.types import InputError, Prompt, Resumable
 
 MOST_EMPTY = 20

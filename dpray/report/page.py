@@ -59,7 +59,7 @@ def write_report(run_dir: Path, public: bool) -> tuple[Path, Path | None]:
         return path, None
     evaluation = read_json(evaluation_path)
     page = render_report(report, samples, evaluation, run, public=False)
-    private_path = evaluation_path.with_name(PAGE)
+    private_path = evaluation_path.with_suffix(".html")
     write_durably(private_path, valid_unicode(page), private=True)
     return path, private_path
 

@@ -19,7 +19,7 @@ from dpray.engines.base import Completion, Engine, EngineError
 from dpray.engines.bits import bits_per_byte
 from dpray.engines.rates import Rates, measure_rates, rates_of
 from dpray.engines.requests import Request, written
-from dpray.engines.text import PART_OF_CHARACTER, ended_text, is_cut_short
+from dpray.engines.sentences import PART_OF_CHARACTER, ended_text, is_cut_short
 from dpray.io.columns import cut_advice, is_code
 from dpray.io.files import check_writable, write_durably
 from dpray.io.languages import language_of

@@ -29,7 +29,7 @@ def test_the_page_beside_the_run_is_public_and_the_other_is_in_its_private_folde
     path, private_path = write_report(run_dir, public=False)
 
     assert path == run_dir / "privacy_report.html"
-    assert private_path == run_dir / "private" / "privacy_report.html"
+    assert private_path == run_dir / "private" / "evaluation.html"
     public, private = (p.read_text(encoding="utf-8") for p in (path, private_path))
     assert "PRIVATE: not for release" in private and "0.812 ± 0.013" in private
     assert "farthest pair: age and route" in private and "0.271 ± 0.010" in private
@@ -41,7 +41,7 @@ def test_the_page_beside_the_run_is_public_and_the_other_is_in_its_private_folde
 
 
 def test_only_the_public_page_is_written_where_it_is_asked_for_or_nothing_was_measured(run_dir):
-    path, private_page = run_dir / "privacy_report.html", run_dir / "private/privacy_report.html"
+    path, private_page = run_dir / "privacy_report.html", run_dir / "private/evaluation.html"
     assert write_report(run_dir, public=True) == (path, None)
     (run_dir / "private" / "evaluation.json").unlink()
     assert write_report(run_dir, public=False) == (path, None)
@@ -52,7 +52,7 @@ def test_the_command_says_where_the_pages_are(run_dir, capsys):
     report(run_dir, as_json=False)
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"Written to {run_dir / 'privacy_report.html'}"
-    assert str(run_dir / "private" / "privacy_report.html") in second and "PRIVATE" in second
+    assert str(run_dir / "private" / "evaluation.html") in second and "PRIVATE" in second
 
     report(run_dir, public=True, as_json=True)
     found = {"path": str(run_dir / "privacy_report.html"), "private_path": None, "review": None}

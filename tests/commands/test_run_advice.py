@@ -121,5 +121,5 @@ def test_a_delta_that_is_spent_allows_no_further_run(
     spend = {"spent": {"epsilon": 1.0, "delta": 1e-6}}
     report = parse_report(a_report(ledger=a_report()["ledger"] | spend))
     show_run(report, Path("out"), Terminal(), account)
-    words = "delta 0 (all is spent: a further run that needs delta is refused)\n"
+    words = "delta 0 (no delta is left, so a further run that needs delta is refused)\n"
     assert (words in capsys.readouterr().out) == spent

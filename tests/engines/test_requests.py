@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dpray.engines.base import Completion, PlainPrompt, Prompt, Sampling
 from dpray.engines.requests import TRIES, Request, ask_until_accepted, try_request, written
 from dpray.engines.schema.schema import read_schema
-from dpray.engines.text import LEAST_WHOLE, whole_sentences
+from dpray.engines.sentences import LEAST_WHOLE, whole_sentences
 from dpray.methods.private_prediction.prompts import load_template
 from dpray.types import InputError, Resumable
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from dpray.accounting.event import Event
 from dpray.engines.base import Engine, LockstepGroup, LockstepResult
 from dpray.engines.schema.schema import Form
-from dpray.engines.text import ended_text, is_cut_short
+from dpray.engines.sentences import ended_text, is_cut_short
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.mechanism import PrivateToken
 

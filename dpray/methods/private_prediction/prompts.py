@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from dpray.config.config import Config
 from dpray.engines.base import Engine
 from dpray.engines.schema.schema import Form
-from dpray.engines.text import TextCodec, unquoted, whole_sentences
+from dpray.engines.sentences import unquoted, whole_sentences
+from dpray.engines.text import TextCodec
 from dpray.io.public_files import FewShot, check_public, read_few_shot, read_terms
 from dpray.io.template_file import About, Template, TextKey, read_template
 from dpray.methods.private_prediction.sections import sections_of

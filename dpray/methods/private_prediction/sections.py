@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dpray.engines.text import sentence_ends
+from dpray.engines.sentences import sentence_ends
 
 LONGEST_HEADING = 60
 
