@@ -35,8 +35,13 @@ SOURCES = FILES / "sources"
 MOST_LABELS = 8
 """The most common labels of a set are released, with their records."""
 EXAMPLES, LONGEST_EXAMPLE = 5, 160
-METHODS = {"private_prediction": "private prediction", "aug_pe": "Aug-PE", "dp_kps": "DP-KPS"}
-KPS_TEXTS = 40
+METHODS = {
+    "private_prediction": "private prediction",
+    "aug_pe": "Aug-PE",
+    "dp_kps": "DP-KPS",
+    "dp_sgd": "DP-SGD",
+}
+QUICK_TEXTS = 40
 WAYS = {"bare": "before", "floor": "floor", "about": "after", "real": "real"}
 BEFORE = {
     "private_prediction": ("method.stop=[]", "method.schema=null", "method.end_tokens=0"),
@@ -56,7 +61,7 @@ Row = dict[str, Any]
 
 
 class Data(NamedTuple):
-    """`texts` are those of methods that take long on a CPU; DP-KPS writes `KPS_TEXTS`."""
+    """`texts` are those of methods that take long on a CPU; DP-KPS and DP-SGD write `QUICK_TEXTS`."""
 
     title: str
     about: str
@@ -164,7 +169,7 @@ def figures(records: Sequence[Row], test: Sequence[Row]) -> dict[str, float | No
 def measure(data: str, method: str) -> None:
     """Make the runs of a set and a method that are not there, and keep their figures."""
     private, test, _ = parts(data)
-    number = KPS_TEXTS if method == "dp_kps" else SETS[data].texts
+    number = QUICK_TEXTS if method in ("dp_kps", "dp_sgd") else SETS[data].texts
     asked = f"method.{'max_' if method == 'private_prediction' else ''}records={number}"
     found: dict[str, Any] = {}
     for way in ("about", "bare"):
