@@ -19,19 +19,19 @@ from dpray.types import DprayError
 from dpray.version import __version__
 
 COMMANDS = {
-    "init": "Write a commented configuration from a file's header and a few answers.",
-    "check": "The owner's check of all rows before a run; charges and releases nothing.",
-    "plan": "Epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data.",
-    "preview": "Some texts by the public prompts alone: no private record, no charge.",
-    "rehearse": "Try the methods on public records, with true noise, at no cost.",
-    "run": "Make synthetic records; the same command resumes an unfinished run.",
-    "evaluate": "Measure synthetic records against real ones. Not private.",
-    "audit": "Lower bounds on epsilon by the mechanisms' real code, and canaries.",
-    "serve": "Serve the LLM and the embedder until Ctrl-C.",
-    "report": "Write RUN_DIR/privacy_report.html, one page that opens anywhere.",
-    "card": "A dataset card, Croissant metadata and a NIST SP 800-226 sheet of a release.",
-    "demo": "Private prediction on packaged, fictional clinic notes: a few minutes on a laptop.",
-    "ledger": "Budgets: create, raise, show, verify, export.",
+    "init": "Write a configuration with comments, from a file's header and a few answers.",
+    "check": "Check all rows before a run. Nothing is charged; do not share the output.",
+    "plan": "Say what a run will cost and make. Opens no data.",
+    "preview": "Write some texts without the private records. Opens no data, charges nothing.",
+    "rehearse": "Try the methods on public records, with real noise. Charges nothing.",
+    "run": "Make synthetic records. The same command resumes a run that stopped.",
+    "evaluate": "Compare synthetic records with real ones. Do not share the output.",
+    "audit": "Attack a plan's noise, and look for secrets that were put into the data.",
+    "serve": "Serve the language model and the embedder, until Ctrl+C.",
+    "report": "Write a run's privacy report as a page that opens anywhere.",
+    "card": "Describe a release for its readers, and upload it if you ask for that.",
+    "demo": "Make texts from packaged, fictional clinic notes, in a few minutes.",
+    "ledger": "Create, raise, show, verify or export budgets.",
 }
 """`dpray --help` shows these lines."""
 

@@ -61,7 +61,7 @@ def audit(
         ),
     ] = None,
 ) -> None:
-    """Bound epsilon from below, by draws from the mechanisms' real code; opens no data for that.
+    """Attack the noise of a plan, and so bound epsilon from below. Opens no data for that.
 
     Exit code 1 if a bound is above its claim.
     """

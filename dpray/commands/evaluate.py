@@ -19,7 +19,7 @@ from dpray.types import Json
 
 
 def evaluate(out: Path, as_json: bool, **keys: Any) -> None:
-    """Measure synthetic records against real ones. NOT private: keep the result to yourself."""
+    """Compare synthetic records with real ones. The result is NOT private: do not share it."""
     with progress_bar() as on_progress:
         result = dpray.evaluate(out=out, on_progress=on_progress, **keys)
     if as_json:

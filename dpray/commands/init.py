@@ -202,10 +202,10 @@ def _show_next(target: Path, method: str, units: Sequence[str]) -> None:
         steps.append((f"plan {file} --write {chosen}", "compares the methods; writes the best"))
         file = chosen
     steps += [
-        (f"check {file}", "reads all rows, for your eyes only; charges nothing"),
-        (f"plan {file}", "what a run costs and makes; opens no data"),
-        (f"preview {file}", "some texts by the public prompts alone; opens no data"),
-        (f"run {file}", "charges the budget and makes the texts"),
+        (f"check {file}", "reads all rows and finds bad ones; do not share its output"),
+        (f"plan {file}", "what a run will cost and make; opens no data"),
+        (f"preview {file}", "what the model writes without your data; opens no data"),
+        (f"run {file}", "is charged to the budget, and makes the texts; the others charge nothing"),
     ]
     for command, words in steps:
         console.plain(f"  dpray {command}  # {words}")

@@ -89,7 +89,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show epsilon, delta, batches, tokens, LLM calls and records to expect; opens no data."""
+    """Say what a run will cost and make: epsilon, delta, texts, calls, hours. Opens no data."""
     loaded = dpray.load(config, *overrides or [])
     prepare_to_plan(context, may_be_on_gpu(loaded))
     speed = Speed(rate_from, tokens_per_second, per_hour)

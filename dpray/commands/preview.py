@@ -28,7 +28,7 @@ def preview(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write some texts by the public prompts alone: no private record is read, nothing is charged.
+    """Write some texts without the private records: no data is opened, nothing is charged.
 
     Shows the prompt, the texts, their time, what the run will take, and what to change.
     """

@@ -47,7 +47,7 @@ def rehearse(
     ] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Run the methods on public records of the same shape, with true noise, and score their
+    """Run the methods on public records of the same shape, with real noise, and score their
     releases. Opens no private data, charges no budget. Writes rehearsal.json and rehearsal.html."""
     loaded = dpray.load(config, *overrides or [])
     check_new(write)

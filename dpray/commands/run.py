@@ -40,7 +40,7 @@ TEXTS_LOOKED_AT, MANY = 1000, 0.2
 
 
 def run(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Make synthetic records; the same command resumes an unfinished run."""
+    """Make synthetic records. The same command resumes a run that stopped."""
     with failures.explain_charge(None):
         loaded = dpray.load(config, *overrides or [])
     before = has_finished(loaded)

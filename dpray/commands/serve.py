@@ -30,7 +30,7 @@ def serve(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Serve the LLM and the embedder until Ctrl-C."""
+    """Serve the language model and the embedder, until Ctrl+C."""
     file = load_serve_config(config, overrides)
     require("dpray serve", "fastapi", "limits", "torch")
     if dry_run:
