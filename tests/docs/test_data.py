@@ -187,7 +187,7 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
         for sign in (";", "\t", "|")
         for keys in ({}, {"delimiter": sign})
     ],
-    "CSV with another sign between cells, such as Hive's": [
+    "CSV with another delimiter, such as Hive's": [
         (file("a.csv", csv_text(delimiter="\x01")), {"delimiter": sign})
         for sign in ("\x01", "\\x01", "\\u0001")
     ],
@@ -208,7 +208,7 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
         (file("a.jsonl", LINES.encode("utf-16")), {}),
         (file("a.json", json.dumps(ROWS).encode("utf-16")), {}),
     ],
-    "another encoding, as Windows' cp1252": [
+    "another encoding, such as Windows' cp1252": [
         (file("a.csv", csv_text(delimiter=";").encode("cp1252")), {"encoding": "cp1252"}),
         (file("a.jsonl", LINES.encode("cp1252")), {"encoding": "cp1252"}),
     ],
@@ -316,9 +316,7 @@ READ: dict[str, list[tuple[Make, dict[str, Any]]]] = {
         (files(file("a/1.txt", RECORDS[0][0] + "\n"), file("b/2.txt", RECORDS[1][0])), {}),
     ],
     "texts in nested fields": [(file("a.jsonl", NESTED), {"text": "note.body"})],
-    "texts in lists, here of their first entry": [
-        (file("a.jsonl", LISTS), {"text": "content.0.data"})
-    ],
+    "texts in lists, here the first entry": [(file("a.jsonl", LISTS), {"text": "content.0.data"})],
     "texts of several columns, a JSON object each": [
         (file("a.jsonl", TWO_COLUMNS), {"text": ["title", "body"]})
     ],
@@ -389,7 +387,7 @@ REFUSED: dict[str, Refused] = {
     "a glob with `**`": (files(), {"path": "**/*.csv"}),
     "a kind that is not read": one("a.xls", "Marlowe", path="a.xls"),
     "an archive": one("a.tar.gz", "Marlowe", path="a.tar.gz"),
-    "another kind than the name says": one("a.jsonl", gzip.compress(LINES.encode())),
+    "a file of another kind than its name says": one("a.jsonl", gzip.compress(LINES.encode())),
     "a pointer of Git LFS": one("a.jsonl", "version https://git-lfs.github.com/spec/v1\noid x"),
     "a folder without files that are read": (files(), {}),
     "a folder whose files lie deeper": (file("a/b/c.csv", csv_text()), {}),
@@ -421,10 +419,10 @@ REFUSED: dict[str, Refused] = {
     ),
     "a list of lists, as pandas writes values": one("a.json", '[["Marlowe", "a"]]'),
     "a list of texts": one("a.json", '["Marlowe", "x"]'),
-    "a key that leads to no list": one(
+    "a key that does not lead to a list": one(
         "a.json", '{"tickets": [{"text": "Marlowe"}]}', records="tikets"
     ),
-    "a line that is no JSON": one("a.jsonl", f"{A_RECORD}\nMarlowe"),
+    "a line that is not JSON": one("a.jsonl", f"{A_RECORD}\nMarlowe"),
     "a JSON array that breaks off": one("a.json", f'[{A_RECORD}, {{"text": "Marlowe'),
     "bytes that are not UTF-8": one("a.csv", csv_text().encode("cp1252")),
     "UTF-16 without a byte order mark": one("a.csv", csv_text().encode("utf-16-le")),
@@ -448,42 +446,44 @@ REFUSED: dict[str, Refused] = {
     "a `.zip` that is damaged": one("a.zip", packed("a.csv")[:90]),
     "a single `.eml`": one("a.eml", mail("Marlowe", "x"), path="a.eml"),
     "`.xlsx` with several sheets that have rows": one("a.xlsx", SHEETS),
-    "a sheet that is not there": one("a.xlsx", SHEETS, records="Tikets"),
+    "a sheet that does not exist": one("a.xlsx", SHEETS, records="Tikets"),
     "a sheet of more than 256 MiB of XML": one("a.xlsx", large_sheet()),
-    "a file that is no `.xlsx`": one("a.xlsx", "Marlowe"),
+    "a file that is not `.xlsx`": one("a.xlsx", "Marlowe"),
     "a mail without headers": one("a/1.eml", "\nMarlowe"),
-    "a mail of hundreds of parts in each other": one(
+    "a mail with hundreds of nested parts": one(
         "a.mbox",
         mbox(
             mail("x", "a"), b"Content-Type: multipart/mixed; boundary=Marlowe\n\n--Marlowe\n" * 300
         ),
         label="subject",
     ),
-    "a mail in an encoding that nobody knows": one(
+    "a mail in an unknown encoding": one(
         "a.mbox",
         mbox(mail("x", "a"), b"Content-Type: text/plain; charset=x\n\nMarlowe \xff\n"),
         label="subject",
     ),
-    "an `.mbox` that begins otherwise": one("a.mbox", mail("Marlowe", "a"), label="subject"),
+    "an `.mbox` that does not begin with a mail": one(
+        "a.mbox", mail("Marlowe", "a"), label="subject"
+    ),
     "a `.txt` in a `.zip`": one("a.zip", packed("a.txt")),
     "a file next to its compressed form": (
         files(file("a.jsonl", LINES), file("a.jsonl.gz", gzip.compress(LINES.encode()))),
         {},
     ),
     "one file under two names": (two_names, {}),
-    "a file that is no Parquet": one("a.parquet", "Marlowe"),
+    "a file that is not Parquet": one("a.parquet", "Marlowe"),
     "a missing column": one("a.jsonl", LINES, text="txet"),
-    "a text that is no text": one("a.jsonl", '{"text": 7, "label": "a"}'),
+    "a text column that holds something else": one("a.jsonl", '{"text": 7, "label": "a"}'),
     "a text that is a list": one("a.jsonl", '{"text": [{"data": "Marlowe"}]}\n{}'),
     "a null or blank text": one("a.jsonl", GAPS),
-    "a cell that is no number, where the schema has one": one(
+    "a cell that is not a number, where the schema has one": one(
         "a.csv",
         "title,year,label\nx,1994,a\ny,Marlowe,a\n",
         text=["title", "year"],
         json_columns=["year"],
     ),
     "a message without a role": one("a.jsonl", chats(SAID, [{"content": "Marlowe"}]), **CHATS),
-    "a message of another role": one(
+    "a message with another role": one(
         "a.jsonl", chats(SAID, [{"role": "Marlowe", "content": "Hi"}]), **CHATS
     ),
     "a line or a CSV row without an end": one("a.jsonl", '{"text": "' + "Marlowe" * 9_600_000),
