@@ -34,9 +34,9 @@ PUBLIC_TEXTS = (
 class EmbeddingEndpoint:
     """Embeds texts that anybody may read: populations, terms, public texts of topics.
 
-    Claim: no private text reaches it. It is made by the driver, which holds no private rows; the
-    actors that hold them (`dpray.workers.shards.Voters`) have their own copy of the model and are
-    not given this one. Its vectors are public inputs, so that nothing it answers, wrong vectors
+    Claim: no private text reaches it. It is given public texts only; what embeds private rows
+    (`dpray.workers.shards.Voters`) has its own copy of the model and is not given this one. Its
+    vectors are public inputs, so that nothing it answers, wrong vectors
     included, changes what a run costs.
     """
 

@@ -60,7 +60,7 @@ class PrivatePredictionSettings(TextSettings):
     private_tokens: Count | None = Field(
         None,
         description="r, the most private tokens of a batch; null: what epsilon pays for "
-        "(disjoint), or max_tokens without the tokens that the schema forces (poisson)",
+        "(disjoint), or max_tokens, or as many of these as a schema leaves free (poisson)",
     )
     texts: Count | None = Field(
         None,
