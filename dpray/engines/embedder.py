@@ -66,8 +66,9 @@ class SentenceTransformerEmbedder:
     Claim: `embed` has a vector for every text, and with `batch_size` 1 only the text itself decides
     which (if the model keeps no state: `stateless_pair`). Memory has a public bound. A text is cut
     to as many characters as the model can read, names of special tokens in it are ordinary
-    characters (but in a model that takes messages), an id that has no embedding stands for the unknown token. A text that the model
-    cannot embed, or gives numbers that are not finite, has the vector 0.
+    characters (but in a model that takes messages), an id that has no embedding stands for the
+    unknown token. A text that the model cannot embed, or gives numbers that are not finite, has the
+    vector 0.
     Proof: docs/privacy.md, section 3.1.
 
     Raises InputError for a model whose weights are not all there, or whose inputs are no texts.
