@@ -135,11 +135,11 @@ def section() -> list[str]:
         "",
         "![Texts that epsilon 1 pays for, over the number of records](results_algorithm_1.svg)",
         "",
-        f"`python experiments/algorithm_1.py`: {NOTES:,} notes of the packaged clinic with the "
-        f"packaged model, batches of {BATCH}, recentred, c {CLIP:g}, {TOKENS} tokens a text, "
-        f"epsilon {EPSILON:g}, delta {DELTA:g}; the picture is of plans with these keys. Of the "
-        f"texts that epsilon pays for, each run decoded {TEXTS}. The classifier of urgent notes "
-        "and the distance are those of the section More records.",
+        f"`python experiments/algorithm_1.py` takes {NOTES:,} notes of the packaged clinic and "
+        f"the packaged model, with batches of {BATCH}, recentred, c {CLIP:g}, {TOKENS} tokens a "
+        f"text, epsilon {EPSILON:g} and delta {DELTA:g}. The picture is of plans with these keys. "
+        f"Each run decoded {TEXTS} of the texts that epsilon pays for. The classifier of urgent "
+        "notes and the distance are those of the section More records.",
         "",
         "| way | texts that epsilon pays for | accuracy | distance | CPU minutes |",
         "|---|---:|---:|---:|---:|",

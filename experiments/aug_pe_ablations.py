@@ -105,9 +105,9 @@ def section() -> list[str]:
         "",
         "![Accuracy of Aug-PE's texts over the number of votes](results_aug_pe_votes.svg)",
         "",
-        "`python experiments/aug_pe_ablations.py`: 100 texts of SmolLM2-135M about AG News with "
-        f"codes for labels, epsilon {EPSILON:g}; each row differs from the first in one key, and "
-        "its noise is that of its own T. One figure a run. The dots: a guess.",
+        "`python experiments/aug_pe_ablations.py` makes 100 texts of SmolLM2-135M about AG News "
+        f"with codes for labels, at epsilon {EPSILON:g}. Each row differs from the first in the "
+        "keys that it names, and has the noise of its T. Each run has a figure. Dots are a guess.",
         "",
         "| way | accuracy | distance | CPU minutes |",
         "|---|---|---|---|",

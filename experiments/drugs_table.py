@@ -243,27 +243,27 @@ def section() -> list[str]:
     return [
         "## New facts, in sentences",
         "",
-        "Notes about drugs that do not exist (`experiments/drugs.py` has their "
-        "sentences): what each is given for, a side effect, and a code, hundreds of notes"
-        " a fact. Public are the forms of the sentences, the lists of conditions and "
-        "effects, the form of codes, the syllables of names, the number of drugs and of "
-        "notes, that a note names one drug and one value of one subject, that a drug has "
-        "one value of each, and notes about other drugs. Every way begins with a run of "
-        "DP-KPS that finds the names, for a quarter of epsilon. For the ways by fact, "
-        "each note is then labelled by its drug and subject; the subject is a column. A "
-        "second run has three quarters of epsilon, and the two costs add up (delta 0; "
-        "each run has a ledger of its own here). `python experiments/drugs_table.py "
-        "WAY@EPSILON`.",
+        "The records are notes about drugs that do not exist (`experiments/drugs.py` has their "
+        "sentences). They say what each drug is given for, name a side effect, and give a code. "
+        "Each fact is in 33 to 3,330 notes. These things are public: the forms of the sentences, "
+        "the lists of conditions and effects, the form of codes, the syllables of names, the "
+        "number of drugs and of notes, and notes about other drugs. It is also public that a note "
+        "names one drug and one value of one subject, and that a drug has one value of each. "
+        "Every way begins with a run of DP-KPS that finds the names, for a quarter of epsilon. "
+        "For the ways by fact, each note is then labelled by its drug and subject; the subject is "
+        "a column. A second run has three quarters of epsilon, and the two costs add up (delta 0; "
+        "each run has a ledger of its own here). The command is `python "
+        "experiments/drugs_table.py WAY@EPSILON`.",
         "",
         *table(),
         "",
-        "A sentence states a fact if it names one drug and one value, whatever it says of"
-        " them. Stated: facts that more sentences state than state any other value. A "
-        "sentence is fluent if it is whole and as likely, for SmolLM2, as 99 % of the "
-        "real ones. False: fluent statements that do not hold of the drug that they name."
-        " Silent: texts without a statement. Answered: questions with four choices for "
-        "which SmolLM2 prefers the right one after it has read at most two released texts"
-        " on that subject of the drug; a guess is right in 25 %.",
+        "A sentence states a fact if it names one drug and one value, whatever it says of them. "
+        "Stated: facts whose value more sentences state than any other value. A sentence is "
+        "fluent if it is whole and likelier, for SmolLM2, than the least likely 1 % of the real "
+        "ones. False: fluent statements that are not true of the drug that they name. Silent: "
+        "texts without a statement. Answered: questions with four choices for which SmolLM2 "
+        "prefers the right one, after it has read at most two released texts on that subject of "
+        "the drug. A guess is right in 25 %.",
     ]
 
 

@@ -271,20 +271,20 @@ def section() -> list[str]:
         "",
         f"![Distances of first releases to real texts, before and after]({PICTURE.name})",
         "",
-        "Configurations as `dpray init` writes them at epsilon 4, with SmolLM2-135M, one run each. "
-        "Before: without a word about the texts, and as `init` wrote them until now. After: with "
-        "`--about`, `--label-about` and `--language`, and as `init` writes them now: texts of "
-        "private prediction end at a blank line, a sentence that was cut is ended by the public "
-        "prompt (it came last: in the runs of PubMed, clinical notes, German and Chinese), and a "
-        "table has a schema; Aug-PE has a temperature of 0.8 in place of 1.2; DP-KPS counts 3 "
-        "terms of a record in place of 10, at a temperature of 0.8 in place of 1, and the answers "
-        "of both begin with `Text:`. The floor are texts of "
-        "`dpray preview`, for DP-KPS with random words of the public list; real are as many "
-        "private records. In each cell: Fréchet distance to test texts (less is better), MAUVE "
-        "(more is better), and the accuracy of a classifier that learns the labels from these "
-        "texts. So few texts measure them only roughly, and the embedder knows English only. Cut: "
-        "the share of texts cut in a sentence, before and after (`python "
-        "experiments/first_release.py SET[/METHOD]...`).",
+        "Configurations are those of `dpray init` at epsilon 4, with SmolLM2-135M, one run each. "
+        "Before: the configuration says nothing about the texts, and has older values of the keys "
+        "below. After: `--about`, `--label-about` and `--language` are given, and the keys are "
+        "those that `init` writes. In private prediction, texts then end at a blank line, the "
+        "public prompt ends a sentence that was cut (only in the runs of PubMed, clinical notes, "
+        "German and Chinese), and a table has a schema. Aug-PE has a temperature of 0.8 in place "
+        "of 1.2. DP-KPS counts 3 terms of a record in place of 10, at a temperature of 0.8 in "
+        "place of 1. The answers of these two begin with `Text:`. The floor is texts of `dpray "
+        "preview`, for DP-KPS with random words of the public list. Real is as many private "
+        "records. Each cell has the Fréchet distance to test texts (less is better), MAUVE (more "
+        "is better), and the accuracy of a classifier that learns the labels from these texts. So "
+        "few texts measure them only roughly, and the embedder knows English only. Cut: the share "
+        "of texts cut in a sentence, before and after (`python experiments/first_release.py "
+        "SET[/METHOD]...`).",
         "",
         f"| set | method | texts | {' | '.join(WAYS.values())} | gap closed | cut |",
         f"|---|---|---|{'---|' * len(WAYS)}---|---|",

@@ -147,8 +147,8 @@ def section() -> list[str]:
         "",
         "![The accuracy of classifiers by method and epsilon](results.svg)",
         "",
-        "As above, but the labels have their names, and prompts show public texts of the label. "
-        "For DP-SGD that begins with public records the floor is what these teach alone "
+        "As in the first section, but the labels have their names, and prompts show public texts "
+        "of the label. If DP-SGD begins with public records, its floor is what only these teach "
         "(`python experiments/four_methods.py agnews yelp banking77`).",
     ]
 
@@ -162,19 +162,19 @@ def coded_section() -> list[str]:
         "![The accuracy of classifiers by method, without and with private records]"
         "(results_coded.svg)",
         "",
-        f"`python experiments/four_methods.py {' '.join(panel.data for panel in CODED)}`: "
-        "the labels are codes (A, B, ...), and a prompt says only what kind of text the "
-        'records are, such as "a short news report". No public text of the kind is shown; the '
-        "shares of the labels are public. Aug-PE's prompts also draw from a list of 41 everyday "
-        "subjects, the same for all sets, which covers the topics of these; the other "
-        "methods have no such list. Its votes use the embedder that the score uses, too. "
+        f"`python experiments/four_methods.py {' '.join(panel.data for panel in CODED)}` makes "
+        "these runs. The labels are codes (A, B, ...), and a prompt says only what kind of text "
+        'the records are, such as "a short news report". Prompts show no public text of the kind. '
+        "The shares of the labels are public. Aug-PE's prompts also draw from a list of 41 "
+        "everyday subjects, which is the same for all sets and covers their topics. The other "
+        "methods have no such list. Aug-PE's votes also use the embedder that the score uses. "
         "Each mark is what a classifier learned from a run's texts, the mean of its runs. The "
         f"floor (hollow) is the same method at epsilon {FLOOR:g}, where next to nothing of the "
-        "private texts comes through, and for DP-SGD the model before its training. Anything "
-        "to the right of the floor was learned from the private records, or is luck. The band"
-        " is what 80 real records teach, over some draws of them. By label: the mean of "
-        "the labels' accuracies.",
+        "private texts comes through. For DP-SGD it is the model before its training. Anything to "
+        "the right of the floor was learned from the private records, or is luck. The band is "
+        'what 80 real records teach, over some draws of them. "By label" is the mean of the '
+        "labels' accuracies.",
         "",
-        f"The deviation of one run is {deviation(CODED):.3f}, over all pairs of runs: that of a "
-        "difference of two means is the same. Gains of less than twice that say nothing.",
+        f"The standard deviation of one run is {deviation(CODED):.3f} over all pairs of runs, and "
+        "so is that of a difference of two means. Gains of less than twice that say nothing.",
     ]

@@ -81,9 +81,9 @@ def section() -> list[str]:
     return [
         "## The papers' judges",
         "",
-        "The judges of the four papers on releases about AG News with codes for labels at epsilon "
-        f"{EPSILON:g}, one run each, tested on {TESTED} real records, {SEEDS} seeds, without the "
-        "language models (`python experiments/judges.py`):",
+        "The judges of the four papers scored releases about AG News with codes for labels, at "
+        f"epsilon {EPSILON:g}, one run each. They were tested on {TESTED} real records, with "
+        f"{SEEDS} seeds and without the language models (`python experiments/judges.py`):",
         "",
         f"| judge | measures | {' | '.join(name for name, *_ in sides)} |",
         f"|---|---|{'---|' * len(sides)}",

@@ -187,11 +187,11 @@ def section() -> list[str]:
         "",
         "![Accuracy of DP-KPS's sequences over the number of records](results_kps_over_n.svg)",
         "",
-        f"`python experiments/kps_over_n.py`: {SEQUENCES} sequences a class at eps_voc + eps_kde = "
-        f"{EPSILON_VOCABULARY:g} + {EPSILON_KDE:g} and delta 0, without a language model; a "
-        "logistic regression on their embeddings is tested on real texts. Above 1,000 records a "
-        "class, the sums of 1,000 are multiplied, and the noise is that of one run. Mean (least, "
-        f"most) of {SEEDS} runs:",
+        f"`python experiments/kps_over_n.py` draws {SEQUENCES} sequences a class at eps_voc + "
+        f"eps_kde = {EPSILON_VOCABULARY:g} + {EPSILON_KDE:g} and delta 0, without a language "
+        "model. A logistic regression on their embeddings is tested on real texts. Above 1,000 "
+        "records a class, the sums of 1,000 are multiplied, and get the noise of one run. Mean "
+        f"(least, most) of {SEEDS} runs:",
         "",
         "| records a class | " + " | ".join(way.title for way in WAYS.values()) + " |",
         "|---:|" + "---|" * len(WAYS),

@@ -110,11 +110,11 @@ def section() -> list[str]:
     lines = [
         "## How many terms of a record count",
         "",
-        "The noise of DP-KPS grows with S, `phrases_per_record`, and a short text has few terms. "
-        f"`python experiments/kps_phrases.py`: {SEQUENCES} sequences a label of at most eight "
-        "labels, delta 1e-5, no language model. In each cell the accuracy of a logistic regression "
-        "on their embeddings, tested on real texts, and the share of drawn terms that a record of "
-        f"the label holds, means of {SEEDS} runs:",
+        "The noise of DP-KPS grows with S, which is `phrases_per_record`, and a short text has "
+        f"few terms. `python experiments/kps_phrases.py` draws {SEQUENCES} sequences a label of "
+        "at most eight labels, at delta 1e-5 and without a language model. Each cell has the "
+        "accuracy of a logistic regression on their embeddings, tested on real texts. In brackets "
+        f"is the share of drawn terms that a record of the label holds. Means of {SEEDS} runs:",
         "",
         f"| set | eps | {' | '.join(f'S {S}' for S in PHRASES)} |",
         f"|---|---:|{'---|' * len(PHRASES)}",

@@ -36,13 +36,13 @@ BY_HAND = "<!-- by hand from here on -->"
 
 RESULTS_HEAD = """# Measured results
 
-With SmolLM2-135M-Instruct on two cores, without a GPU. The model is small, so all scores are low.
-Compare rows with each other. Which method to take when: [choosing.md](choosing.md).
+Measured with SmolLM2-135M-Instruct on two cores without a GPU, unless a section says otherwise. The
+model is small, so all scores are low. Compare rows with each other. [choosing.md](choosing.md) says
+which method to take when.
 
 `python experiments/make.py` writes this page and the pages of tables and texts:
 
-- [all tables](../experiments/results_tables.md): the other data sets, chained methods, code of
-  other authors, rehearsals;
+- [all tables](../experiments/results_tables.md): other data sets, chains, others' code, rehearsals;
 - [texts](../experiments/results_texts.md): ten of each method;
 - [speed and rounding on a GPU](../experiments/results_gpu.md).
 """

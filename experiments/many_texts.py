@@ -135,11 +135,11 @@ def section() -> list[str]:
     return [
         "## More texts",
         "",
-        "The accuracy by label of a classifier over the number of texts that it learns from, all "
-        f"at epsilon {EPSILON:g} (`python experiments/many_texts.py DATA/METHOD@TEXTS`): "
-        f"{NOTES:,} notes of the packaged clinic with the packaged model, and the sets with codes "
-        "for labels with SmolLM2. Each run has a figure. Real records: the mean of "
-        f"{DRAWS} draws of that number.",
+        "Each figure is the accuracy by label of a classifier that learns from one run's texts, "
+        f"at epsilon {EPSILON:g} (`python experiments/many_texts.py DATA/METHOD@TEXTS`). The "
+        f"columns are numbers of texts. Clinic notes are {NOTES:,} notes of the packaged clinic, "
+        "with the packaged model. The other sets have codes for labels, with SmolLM2. Real "
+        f"records: the mean of {DRAWS} draws of that number.",
         "",
         "| data | method | " + " | ".join(f"{texts:,}" for texts in TEXTS) + " |",
         "|---|---|" + "---:|" * len(TEXTS),

@@ -238,11 +238,11 @@ def section() -> list[str]:
         "![Accuracy and distance of the four methods over the number of records]"
         "(results_sizes.svg)",
         "",
-        f"`python experiments/sizes.py`: {TEXTS} texts of {SIZES[0]:,} to {SIZES[-1]:,} notes of "
-        "the packaged clinic, with the packaged model, which has read notes of others. The test "
-        f"is {TESTS:,} other notes of the private one. DP-SGD takes {STEPS} steps of {BATCH} notes "
-        f"for every size, an equal amount of work; with larger batches, {LARGER:,}. Dots: a "
-        f"guess. Floor: epsilon {FLOOR:g}, and for DP-SGD the model before its training.",
+        f"`python experiments/sizes.py` makes {TEXTS} texts of {SIZES[0]:,} to {SIZES[-1]:,} "
+        "notes of the packaged clinic, with the packaged model, which has read other clinics' "
+        f"notes. The test is {TESTS:,} other notes of the private one. DP-SGD takes {STEPS} steps "
+        f"of {BATCH} notes for every size, equal work, or of {LARGER:,} in larger batches. Dots: "
+        f"a guess. Floor: epsilon {FLOOR:g}, for DP-SGD the model before its training.",
     ]
 
 

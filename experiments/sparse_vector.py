@@ -93,12 +93,12 @@ def section() -> list[str]:
     lines = [
         "## The sparse vector, on records of films",
         "",
-        f"`python experiments/sparse_vector.py`: {TEXTS} texts a run of SmolLM2-135M, batches of "
-        f"{BATCH}, dclip with c {CLIP:g}, sigma {NOISE:g}; epsilon {EPSILON:g} pays for whole "
-        "texts of so small batches, and the rows differ in theta alone. Public tokens are drawn at "
-        f"temperature {PUBLIC_TEMPERATURE:g}, as in the paper. One figure a run; a text that has "
-        "the share of private tokens in the second column costs that part of a text without the "
-        "sparse vector, so that as many times the texts come from as many private tokens.",
+        f"`python experiments/sparse_vector.py` makes {TEXTS} texts a run with SmolLM2-135M, "
+        f"batches of {BATCH}, dclip with c {CLIP:g}, and sigma {NOISE:g}. Epsilon {EPSILON:g} is "
+        "enough for whole texts from such small batches. The rows differ in theta, and the last "
+        f"two in the temperature of public tokens, elsewhere {PUBLIC_TEMPERATURE:g} as in the "
+        "paper. Each run has a figure. The last column says how many texts need as many private "
+        "tokens as one text without the sparse vector.",
         "",
         "| theta | private tokens | parse | fit the schema | texts for one without |",
         "|---|---|---|---|---|",
