@@ -8,6 +8,11 @@ Some models do not satisfy it at all. LongRoPE, as transformers computes it, tur
 pass by other angles if one of them is long; other layers count positions from the padding on. Such
 a model is refused.
 
+So are mixtures of experts, unless their kernels are invariant to the batch (`refuse_experts`). How
+many rows an expert gets follows from all rows of a pass, and with it the last bits of each. Where
+two experts nearly tie for a token, these bits decide which one computes it, and the row's logits
+move by far more. Public prompts do not show that either.
+
 So are quantised models whose rows may depend on each other. Quantised weights are the same for
 every row, but quantised activations have a scale: if it is the largest number of a whole pass, one
 row with large numbers makes the others coarse, or 0. Public prompts do not show that, so only
@@ -16,10 +21,11 @@ methods that are known to work row by row are accepted (`refuse_shared_scales`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -73,6 +79,8 @@ WEIGHTS_ALONE = {"awq", "gptq", "hqq", "mxfp4"}
 
 BY_ROWS = {"token", "group", "tensor_group"}
 """Strategies of compressed-tensors whose scales are those of a row or of parts of it."""
+_EXPERTS = re.compile(r"(?:\w+_)?n(?:um)?_(?:\w+_)?experts")
+
 LOGITS_COMPARED = 1024
 """The number of a row's logits that are compared, spread over the vocabulary."""
 
@@ -305,17 +313,47 @@ def _prefills(engine: Engine) -> Iterator[LockstepGroup]:
             yield _probed((), prompt, 1, f"prefill {number}")
 
 
-def refuse_shared_scales(model: str) -> None:
-    """Raise InputError for the folder, or the hub's name, of a model whose activations may be
-    quantised by scales that rows share."""
+def _configurations(model: str) -> tuple[Any, Any]:
+    """Return the configuration of a model, and that of the part that reads texts."""
     try:
         config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=False)
-        parts = (config, config.get_text_config())
+        return config, config.get_text_config()
     except Exception as error:  # damaged files raise errors of many classes
         raise InputError(
             f"engine.model: cannot read a configuration from {model} ({type(error).__name__})"
         ) from None
-    for part in parts:
+
+
+def has_experts(model: str) -> bool:
+    """Return whether the folder, or the hub's name, is of a mixture of experts, by the keys of its
+    configuration that count them, such as `num_local_experts`."""
+    return any(_counts_experts(part.to_dict()) for part in _configurations(model))
+
+
+def _counts_experts(config: Mapping[Any, object]) -> bool:
+    for key, value in config.items():
+        if isinstance(value, Mapping) and _counts_experts(value):
+            return True
+        if _EXPERTS.fullmatch(str(key)) and isinstance(value, int) and value > 1:
+            return True
+    return False
+
+
+def refuse_experts(model: str) -> None:
+    """Raise InputError for a mixture of experts, whose rows may depend on each other."""
+    if has_experts(model):
+        raise InputError(
+            f"engine.model: {model} is a mixture of experts. Where two experts nearly tie for a "
+            "token, a record could decide which one the rows of others get; take a dense model, or "
+            "for private prediction engine.kind vllm on an NVIDIA GPU of compute capability 8.0 or "
+            "higher"
+        )
+
+
+def refuse_shared_scales(model: str) -> None:
+    """Raise InputError for the folder, or the hub's name, of a model whose activations may be
+    quantised by scales that rows share."""
+    for part in _configurations(model):
         for key in QUANTISATION:
             found = getattr(part, key, None)
             if found and not works_by_rows(found):

@@ -15,7 +15,7 @@ from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import EndpointBusy, Engine, EngineError, LoadFailed
 from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import absolute_model, resolve_model
-from dpray.engines.row_variation import refuse_shared_scales
+from dpray.engines.row_variation import refuse_experts, refuse_shared_scales
 from dpray.extras import Late, require
 from dpray.types import DprayError, InputError, ReadOnlyJson, Resumable
 
@@ -59,8 +59,8 @@ def build_engine(
     before the charge, vLLM reads no weight a second time to see whether it is finite.
 
     Raises InputError for a model folder that does not exist, and for a model whose rows depend on
-    each other, by what they are quantised with or by a state that it keeps; EngineError if the
-    model cannot be loaded.
+    each other, by what they are quantised with, by a state that it keeps or by its experts;
+    EngineError if the model cannot be loaded.
     """
     # Imported late: a backend's library takes seconds, and may not be installed.
     if config.kind == "openai":
@@ -72,8 +72,9 @@ def build_engine(
     require(f"engine.kind {config.kind}", "torch")
     if public_alone is not None:
         refuse_shared_scales(model)
-        if config.kind == "transformers":  # vLLM computes the angles once, when it loads
-            refuse_kept_state(model)
+        if config.kind == "transformers":
+            refuse_kept_state(model)  # vLLM computes the angles once, when it loads
+            refuse_experts(model)  # vLLM may have kernels for them
     if config.kind == "vllm":
         from dpray.engines.vllm.engine import VllmEngine
 

@@ -43,8 +43,8 @@ class VllmEngine(VllmModel):
     them (`VLLM_BATCH_INVARIANT`: NVIDIA GPUs of compute capability 8.0 or higher), with
     FlashAttention 2 or Triton's attention, and a loaded model that says it has others is refused.
     Elsewhere a second copy of the model computes the public rows. These kernels are slower: where
-    public logits do not decide, they are taken in 16 bits only, whose rounding would be refused
-    without them.
+    public logits do not decide, they are taken in 16 bits, whose rounding would be refused without
+    them, and for a mixture of experts, which is refused without them.
     The values of a model that was `tried` before are not looked at again.
     """
 

@@ -32,6 +32,7 @@ from dpray.engines.base import (
 )
 from dpray.engines.kv_cache import GIB, bytes_per_token, choice_bytes, cpu_cache_bytes
 from dpray.engines.model_path import resolve_model
+from dpray.engines.row_variation import has_experts, refuse_experts
 from dpray.engines.schema.schema import JSON_STYLE, Schema
 from dpray.engines.text import TextCodec
 from dpray.engines.weights import check_weights
@@ -161,9 +162,12 @@ class VllmModel(TextCodec):
         super().__init__(model, config.max_model_len)
         vllm = _import_vllm()
         check_weights(model, values=not tried)
-        # In 16 bits the rounding of ordinary kernels is more than the sensitivity allows.
-        exact = private_rows and (public_alone or config.dtype != "float32")
+        # In 16 bits the rounding of ordinary kernels is more than the sensitivity allows, and in a
+        # mixture of experts there is no bound on what it does.
+        exact = private_rows and (public_alone or config.dtype != "float32" or has_experts(model))
         invariant = exact and take_invariant_kernels(vllm)
+        if private_rows and not invariant:
+            refuse_experts(model)
         second_copy = public_alone and not invariant
         self.shares_public_pass = not second_copy
         self.last_stage = config.tensor_parallel_size

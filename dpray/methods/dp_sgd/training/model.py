@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 from dpray.engines.float32 import without_tf32
 from dpray.engines.kept_state import refuse_kept_state
 from dpray.engines.model_path import resolve_model
-from dpray.engines.row_variation import refuse_shared_scales
+from dpray.engines.row_variation import refuse_experts, refuse_shared_scales
 from dpray.engines.weights import load_whole, refuse_not_finite
 from dpray.extras import Late
 from dpray.methods.dp_sgd.training.clipped_loss import Forward, PerExampleLoss, check_norm_rules
@@ -70,9 +70,10 @@ def load_loss(
 
     Raises NoNormRule if a trainable layer has no rule for the norms of its gradients, InputError
     if weights are missing or not finite, or if rows depend on each other by what they are quantised
-    with or by a state that the model keeps.
+    with, by a state that the model keeps or by its experts.
     """
     refuse_shared_scales(resolve_model(folder))
+    refuse_experts(resolve_model(folder))
     refuse_kept_state(resolve_model(folder))
     # The clipped sums are bounded for float32 products and sums (docs/privacy.md, 5.2).
     without_tf32()
