@@ -36,6 +36,8 @@ from tests.engines.tiny_model import make_tokenizer
         (DeepseekV3Config(), True),
         (GptOssConfig(), True),
         (AutoConfig.for_model("dbrx"), True),
+        (AutoConfig.for_model("hunyuan_v1_moe"), False),  # with one expert
+        (AutoConfig.for_model("hunyuan_v1_moe", num_experts=4), True),
         (Qwen3Config(), False),
         (LlamaConfig(), False),
         (AutoConfig.for_model("gpt2"), False),
