@@ -206,7 +206,7 @@ def closed(found: Mapping[str, Any]) -> float:
 
 def draw() -> None:
     """Draw the distances of each set before and after."""
-    methods = [method for method in METHODS if kept(method)]
+    methods = [method for method in METHODS if len(kept(method)) > 1]
     with picture(PICTURE, 9.5, 0.3 * len(SETS) + 1.2) as figure:
         axes = figure.subplots(1, len(methods), sharey=True, squeeze=False)[0]
         for panel, method in zip(axes, methods, strict=True):
@@ -215,7 +215,8 @@ def draw() -> None:
                 panel.plot([at["bare"], at["about"]], [place] * 2, color=INK, linewidth=1)
                 for way, look in LOOKS.items():
                     panel.plot(at[way], place, linestyle="none", label=WAYS[way], **look)
-            panel.set_title(f"{METHODS[method]}: distance to real texts", fontsize=9)
+            panel.set_title(METHODS[method], fontsize=9)
+            panel.set_xlabel("distance to real texts", fontsize=9)
             panel.grid(axis="x", color=MUTED, alpha=0.2)
         axes[0].set_yticks(range(len(SETS)), [of.title for of in SETS.values()])
         axes[0].set_ylim(len(SETS) - 0.5, -0.5)
