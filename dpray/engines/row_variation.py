@@ -327,7 +327,8 @@ def _configurations(model: str) -> tuple[Any, Any]:
 def has_experts(model: str) -> bool:
     """Return whether the folder, or the hub's name, is of a mixture of experts, by the keys of its
     configuration that count them, such as `num_local_experts`."""
-    return any(_counts_experts(part.to_dict()) for part in _configurations(model))
+    whole, _ = _configurations(model)
+    return _counts_experts(whole.to_dict())  # the part that reads texts is in it
 
 
 def _counts_experts(config: Mapping[Any, object]) -> bool:

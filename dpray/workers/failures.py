@@ -3,8 +3,8 @@ is left for the next command, or has failed for good, and what the user reads.
 
 Everything that has to decide about an error asks this table. No words of an error decide anything,
 because they may quote a prompt, but for those of Ray's memory monitor: what they decide changes no
-output. `dpray/runs/failures.py` carries out what it says about a
-run, `dpray/workers/pool.py` what it says about an actor.
+output. `dpray/runs/failures.py` carries out what it says about a run, `dpray/workers/pool.py` what
+it says about an actor.
 """
 
 from __future__ import annotations

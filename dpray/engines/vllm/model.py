@@ -164,9 +164,10 @@ class VllmModel(TextCodec):
         check_weights(model, values=not tried)
         # In 16 bits the rounding of ordinary kernels is more than the sensitivity allows, and in a
         # mixture of experts there is no bound on what it does.
-        exact = private_rows and (public_alone or config.dtype != "float32" or has_experts(model))
+        mixture = private_rows and has_experts(model)
+        exact = private_rows and (public_alone or config.dtype != "float32" or mixture)
         invariant = exact and take_invariant_kernels(vllm)
-        if private_rows and not invariant:
+        if mixture and not invariant:
             refuse_experts(model)
         second_copy = public_alone and not invariant
         self.shares_public_pass = not second_copy
