@@ -198,6 +198,7 @@ class DpSgdPlan(Plan):
         return {
             "method": settings.model_dump()
             | {
+                "learning_rate": settings.rate,
                 "noise_multiplier": self.noise_multiplier,
                 "sampling_probability": self.method.mechanism.sampling_probability,
                 "steps": self.method.steps,

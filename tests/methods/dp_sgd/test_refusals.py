@@ -30,6 +30,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     [
         ({"privacy__epsilon": 1.0}, r"method\.noise_multiplier: 0\.8 costs eps"),
         ({"privacy__epsilon": math.inf}, r"method\.noise_multiplier"),
+        (
+            {"method__optimizer": "sgd", "method__learning_rate": None},
+            r"method\.learning_rate: sgd has no default",
+        ),
         ({"method__batch_size": 61}, r"method\.batch_size: 61 is more than data\.public_size 60"),
         ({"method__max_length": 400}, r"method\.max_length: 400 is more than the context .* 256"),
         ({"engine__max_model_len": 16}, r"method\.max_length: 24 is more than the context .* 16"),

@@ -111,7 +111,7 @@ class ReferenceTrainer:
         self._trained = loss.trainable_parameters()
         self._moments = MOMENTS[settings.optimizer]
         kinds: dict[str, type[Optimizer]] = {"adamw": AdamW, "sgd": SGD}
-        options: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": 0.0}
+        options: dict[str, Any] = {"lr": settings.rate, "weight_decay": 0.0}
         self._optimizer = kinds[settings.optimizer](list(self._trained.values()), **options)
         self._noise = GradientNoise(step, noise_key)
         self.row_check = RowCheck(self._loss, self._device)

@@ -135,7 +135,9 @@ def test_a_text_more_moves_a_trainers_sum_by_c(precision: Any) -> None:
     bfloat16."""
     loss, c = PerExampleLoss(lora(gpt2()), precision).eval(), 0.05
     step = DpSgdStep(0.5, 1.0, c, 1.0)
-    trainer = ReferenceTrainer(step, TrainingSettings(optimizer="sgd"), loss, new_key())
+    trainer = ReferenceTrainer(
+        step, TrainingSettings(optimizer="sgd", learning_rate=1.0), loss, new_key()
+    )
 
     def clipped_sum(batch: list[TrainingText]) -> torch.Tensor:
         loss.zero_grad()

@@ -4,6 +4,7 @@ the tuned one."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -134,9 +135,28 @@ def test_a_step_without_noise_changes_no_weight() -> None:
     loss = PerExampleLoss(gpt2()).eval()
     before = flat(loss.model)
     step = DpSgdStep(0.3, 1.0, 0.7, expected_batch_size=6.0)
-    trainer = ReferenceTrainer(step, TrainingSettings(optimizer="sgd"), loss, new_key())
+    trainer = ReferenceTrainer(
+        step, TrainingSettings(optimizer="sgd", learning_rate=1.0), loss, new_key()
+    )
     for _ in range(2):
         trainer.accumulate(texts(2), (2, 30), last=True)
         with pytest.raises(DprayError, match="without noise"):
             trainer.update()
     assert torch.equal(flat(loss.model), before)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rate"),
+    [({}, 2e-3), ({"tuning": "full"}, 1e-4), ({"tuning": "full", "learning_rate": 0.5}, 0.5)],
+)
+def test_the_rate_of_adapters_is_not_that_of_all_weights(keys: dict[str, Any], rate: float) -> None:
+    """AdamW's first step moves a weight by its rate, whatever the gradient."""
+    loss = PerExampleLoss(gpt2()).eval()
+    before = flat(loss.model)
+    step = DpSgdStep(0.3, 1.0, 0.7, expected_batch_size=6.0)
+    trainer = ReferenceTrainer(step, TrainingSettings(**keys), loss, new_key())
+    trainer.accumulate(texts(2), (2, 30), last=True)
+    trainer.add_noise()
+    trainer.update()
+    moved = (flat(loss.model) - before).abs()
+    assert moved.max().item() == pytest.approx(rate, rel=1e-3)
