@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,19 +38,22 @@ LOOK = (
     "are shown to you."
 )
 
-HOURS = 1 / 6
-"""A first run takes no longer on a CPU."""
+HOURS, TRAINING_HOURS = 1 / 6, 1.0
+"""A first run takes no longer on a CPU, and a first training."""
+
+PASSES = (10, 3, 1, 0.3, 0.1, 0.03, 0.01, 0.001)
+"""Of a first training, over the data."""
 
 _FEWER_CALLS = {"iterations": 3, "variations": 4, "max_tokens": 128, "min_words": 10}
 
-SIZES: dict[str, list[dict[str, int]]] = {
+SIZES: dict[str, list[Mapping[str, float]]] = {
     "private_prediction": [{}, {"max_records": 10}, {"max_records": 5}],
     "aug_pe": [{}, *({"records": n} | _FEWER_CALLS for n in (200, 100, 50, 20))],
     "dp_kps": [{}, *({"records": n, "max_tokens": 128} for n in (400, 200, 100, 50, 20))],
-    "dp_sgd": [{}, *({"epochs": n, "max_length": 128, "records": 50} for n in (10, 3, 1))],
+    "dp_sgd": [{}, *({"epochs": n, "max_length": 128, "records": 50} for n in PASSES)],
 }
 """The sizes of each method, from what `init` writes on a GPU (no other key) to the smallest: the
-first that ends in `HOURS` is taken."""
+first that ends in time is taken."""
 
 
 def init(
@@ -166,12 +169,12 @@ def init(
         _show_next(target, values["method"], units)
 
 
-def first_sizes(text: str) -> tuple[dict[str, int], str]:
+def first_sizes(text: str) -> tuple[Mapping[str, float], str]:
     """Return the keys of `method` that make the run of a configuration as `init` writes it short
     enough for this machine's CPU, and the time that it then takes in words. Nothing where the time
     is not known: with a GPU, an endpoint or a model that is not here."""
     tree: Any = parse_yaml(text)
-    found: tuple[dict[str, int], str] = {}, ""
+    found: tuple[Mapping[str, float], str] = {}, ""
     with suppress(InputError):  # a plan says later what is wrong
         for sizes in SIZES.get(tree["method"]["name"], []):
             config = parse_config(tree | {"method": tree["method"] | sizes})
@@ -182,7 +185,7 @@ def first_sizes(text: str) -> tuple[dict[str, int], str]:
                 return found
             forecast = Forecast.of(make_plan(config).work, rates, config)
             found = sizes, forecast.duration
-            if forecast.hours <= HOURS:
+            if forecast.hours <= (TRAINING_HOURS if config.method.name == "dp_sgd" else HOURS):
                 break
     return found
 

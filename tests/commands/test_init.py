@@ -26,6 +26,7 @@ from dpray.commands.starter import (
     usual_delta,
     write_checked,
 )
+from dpray.engines.rates import Rates
 from dpray.io.formats import FileFormat, Where
 from dpray.ledger.chain import check_name
 from dpray.runs.forecast import Forecast, rates_here
@@ -383,13 +384,27 @@ def test_every_method_can_be_planned(
     if method != "auto":  # a question to `dpray plan`
         plan = dpray.plan(config)
         assert plan.cost.epsilon <= 4
-        # What the model does ends in ten minutes on two CPU cores, but for a pass of a training.
+        # What the model does ends in ten minutes on two CPU cores, a training in an hour.
         rates = rates_here(config)
         assert rates is not None
-        assert Forecast.of(plan.work, rates, config).hours <= (
-            1 / 6 if method != "dp_sgd" else 1 / 5
-        )
+        assert Forecast.of(plan.work, rates, config).hours <= (1 if method == "dp_sgd" else 1 / 6)
         assert "the model takes up to about" in (folder / "notes.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("size", "passes", "batch"),
+    [(300, 10, 64), (1000, 3, 64), (4000, 1, 125), (60_000, 0.03, 64), (2_000_000, 0.001, 64)],
+)
+def test_a_short_training_has_many_steps(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, size: int, passes: float, batch: int
+) -> None:
+    """The larger the data, the smaller the part of it that a first training sees on a CPU."""
+    rates = Rates(prefill=1e6, decode=1e6, train=170.0)
+    monkeypatch.setattr("dpray.commands.init.rates_here", lambda config: rates)
+    options = ["--method", "dp_sgd", "--public-size", str(size)]
+    assert run_command(["init", semicolons(encoding="utf-8"), *NEEDED, *options]) == 0
+    method = dpray.load("notes.yaml").method.model_dump()
+    assert (method["epochs"], method["batch_size"]) == (passes, batch)
 
 
 def test_the_usual_delta_is_far_below_one_in_the_records() -> None:
