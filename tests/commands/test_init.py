@@ -392,11 +392,22 @@ def test_every_method_can_be_planned(
 
 
 @pytest.mark.parametrize(
-    ("size", "passes", "batch"),
-    [(300, 10, 64), (1000, 3, 64), (4000, 1, 125), (60_000, 0.03, 64), (2_000_000, 0.001, 64)],
+    ("size", "passes", "batch", "rate"),
+    [
+        (300, 10, 64, None),
+        (1000, 3, 64, None),
+        (4000, 1, 125, 0.005),
+        (60_000, 0.03, 64, 0.005),
+        (2_000_000, 0.001, 64, 0.005),
+    ],
 )
 def test_a_short_training_has_many_steps(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, size: int, passes: float, batch: int
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    passes: float,
+    batch: int,
+    rate: float | None,
 ) -> None:
     """The larger the data, the smaller the part of it that a first training sees on a CPU."""
     rates = Rates(prefill=1e6, decode=1e6, train=170.0)
@@ -404,7 +415,8 @@ def test_a_short_training_has_many_steps(
     options = ["--method", "dp_sgd", "--public-size", str(size)]
     assert run_command(["init", semicolons(encoding="utf-8"), *NEEDED, *options]) == 0
     method = dpray.load("notes.yaml").method.model_dump()
-    assert (method["epochs"], method["batch_size"]) == (passes, batch)
+    found = [method[key] for key in ("epochs", "batch_size", "learning_rate")]
+    assert found == [passes, batch, rate]
 
 
 def test_the_usual_delta_is_far_below_one_in_the_records() -> None:
