@@ -24,6 +24,7 @@ import gpu_table
 import judges
 import kps_over_n
 import kps_phrases
+import learning_rates
 import many_texts
 import papers_table
 import sizes
@@ -82,6 +83,7 @@ RESULTS: Sections = {
     "More texts": many_texts.section,
     "DP-KPS at the paper's size": kps_over_n.section,
     "How many terms of a record count": kps_phrases.section,
+    "Steps and learning rates of DP-SGD": learning_rates.section,
     "Algorithm 1 as printed": algorithm_1.section,
     "The sparse vector": sparse_vector.section,
     "Aug-PE, one key at a time": aug_pe_ablations.section,
