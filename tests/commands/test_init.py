@@ -392,25 +392,28 @@ def test_every_method_can_be_planned(
 
 
 @pytest.mark.parametrize(
-    ("size", "passes", "batch", "rate"),
+    ("size", "speed", "passes", "batch", "rate"),
     [
-        (300, 10, 64, None),
-        (1000, 3, 64, None),
-        (4000, 1, 125, 0.005),
-        (60_000, 0.03, 64, 0.005),
-        (2_000_000, 0.001, 64, 0.005),
+        (300, 170, 10, 64, 0.005),
+        (1000, 170, 3, 64, 0.005),
+        (4000, 170, 1, 125, 0.005),
+        (60_000, 170, 0.03, 64, 0.005),
+        (2_000_000, 170, 0.001, 64, 0.005),
+        (4000, 2000, 10, 125, None),
+        (4000, 20_000, 50, 1000, None),
     ],
 )
 def test_a_short_training_has_many_steps(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     size: int,
+    speed: float,
     passes: float,
     batch: int,
     rate: float | None,
 ) -> None:
     """The larger the data, the smaller the part of it that a first training sees on a CPU."""
-    rates = Rates(prefill=1e6, decode=1e6, train=170.0)
+    rates = Rates(prefill=1e6, decode=1e6, train=speed)
     monkeypatch.setattr("dpray.commands.init.rates_here", lambda config: rates)
     options = ["--method", "dp_sgd", "--public-size", str(size)]
     assert run_command(["init", semicolons(encoding="utf-8"), *NEEDED, *options]) == 0
