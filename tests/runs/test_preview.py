@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import cycle, islice
@@ -320,6 +322,15 @@ def test_a_preview_warns_as_the_plan_does(
     shown = capsys.readouterr().out
     assert f"warning: {found['warnings'][0]}" in shown
     assert "as fast as this machine was just now" in shown
+
+
+def test_a_process_that_ends_at_once_has_printed_everything() -> None:
+    code = (
+        "import atexit; from dpray.commands.preview import end_process\n"
+        "atexit.register(print, 'taken apart'); print('a text'); end_process()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "a text\n", "")
 
 
 def test_labels_by_their_shares() -> None:
