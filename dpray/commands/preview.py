@@ -74,14 +74,14 @@ def show_preview(found: Json, arguments: Sequence[str], console: Terminal) -> No
     console.print()
     console.say(
         f"{len(found['texts'])} texts, {found['tokens_per_text']:.0f} tokens and "
-        f"{found['seconds_per_text']:.2g} s each; {found['cut']} cut; the model was loaded in "
-        f"{found['seconds_to_load']:.0f} s"
+        f"{found['seconds_per_text']:.2g} s each, by {found['engine']}; {found['cut']} cut; the "
+        f"model was loaded in {found['seconds_to_load']:.0f} s"
     )
     if (bits := found["bits"]) is not None:
         line = f"{bits['per_byte']:.2f} bits for a byte of {bits['of']}"
         console.print(f"The model needs {line} (at most {bits['most']:g} if it knows it)")
     for name, line in found["run"].items():
-        measured = "; as fast as this machine was just now" if name == "time" else ""
+        measured = f"; {found['speed']}" if name == "time" else ""
         console.plain(f"The run, {name}: {line}{measured}")
     for each in found["warnings"]:
         console.note("warning", "yellow", each)
