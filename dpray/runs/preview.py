@@ -13,7 +13,6 @@ from dataclasses import asdict
 from itertools import chain, zip_longest
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Completion, Engine, EngineError
@@ -154,7 +153,7 @@ def with_quick_start(config: Config, records: int) -> Rates | None:
 def quick_start(build: Callable[..., Engine]) -> Callable[..., Engine]:
     """Return the function that builds a transformers engine of a section for vLLM."""
 
-    def built(engine: EngineConfig, **options: Any) -> Engine:
+    def built(engine: EngineConfig, **options: object) -> Engine:
         return build(engine.model_copy(update={"kind": QUICK}), **options)
 
     return built
