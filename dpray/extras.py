@@ -4,9 +4,10 @@ installs it."""
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dpray.types import InputError
@@ -41,26 +42,34 @@ class Late:
         else:
             transformers = Late("transformers")
 
-    It keeps the module, and is a plain object: a selection names torch a hundred times, and a
-    module takes a microsecond to find that it lacks an attribute.
+    It keeps the module's names, and is a plain object: a selection names torch a hundred times, and
+    a module takes a microsecond to find that it lacks an attribute.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._module: ModuleType | None = None
+        self._known: Mapping[str, object] = {}
 
     def __getattr__(self, name: str) -> Any:
-        if self._module is None:
-            # What a library makes at its import stays, and Python's collector would go through it
-            # again and again: an eighth of the start of an embedder.
-            enabled = gc.isenabled()
-            gc.disable()
-            try:
-                self._module = import_module(self._name)
-            finally:
-                if enabled:
-                    gc.enable()
-        return getattr(self._module, name)
+        if name in self._known:
+            return self._known[name]
+        with collector_at_rest():
+            module = import_module(self._name)
+            self._known = vars(module)
+            return getattr(module, name)  # a name of transformers is an import, too
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """Import libraries here: what they make stays, and Python's collector would go through it again
+    and again, a sixth of the time that transformers takes."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 if TYPE_CHECKING:

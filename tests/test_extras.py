@@ -111,11 +111,18 @@ def collects(request: pytest.FixtureRequest) -> Iterator[bool]:
 def test_a_library_is_imported_while_the_collector_rests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collects: bool
 ) -> None:
-    (tmp_path / "a_large_library.py").write_text("import gc\nat_work = gc.isenabled()\n")
+    """So are the modules that a library imports when they are named, as transformers does."""
+    (tmp_path / "a_large_library.py").write_text(
+        "import gc\nat_work = gc.isenabled()\n"
+        "def __getattr__(name):\n    return gc.isenabled() if name == 'later' else vars()[name]\n"
+    )
     (tmp_path / "a_broken_library.py").write_text("raise ImportError('damaged')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "a_large_library", raising=False)
-    assert Late("a_large_library").at_work is False
+    library = Late("a_large_library")
+    assert (library.at_work, library.later) == (False, False)
+    monkeypatch.setattr("a_large_library.at_work", "another value")
+    assert library.at_work == "another value"
     assert gc.isenabled() is collects
     with pytest.raises(ImportError, match="damaged"):
         Late("a_broken_library").anything  # noqa: B018

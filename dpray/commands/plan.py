@@ -107,11 +107,16 @@ def plan(
 
 def prepare_to_plan(context: typer.Context, on_gpu: bool | None = None) -> None:
     """Make the plans of this process faster, if it ends with them."""
-    alone = (context.obj or {}).get("alone", False)
+    alone = is_alone(context)
     # The parameters of a model for a GPU are counted by torch.
     text.LOADS_NO_MODEL = alone and not (may_have_gpu() if on_gpu is None else on_gpu)
     if alone:
         gc.disable()  # a tenth of the time would be collections
+
+
+def is_alone(context: typer.Context) -> bool:
+    """Return whether the process ends with this command."""
+    return bool((context.obj or {}).get("alone", False))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import shlex
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,12 +14,13 @@ import typer
 from rich.text import Text
 
 import dpray
-from dpray.commands.plan import AsJson, ConfigFile, Overrides
+from dpray.commands.plan import AsJson, ConfigFile, Overrides, is_alone
 from dpray.terminal import Terminal, printable, progress_bar
 from dpray.types import Json
 
 
 def preview(
+    context: typer.Context,
     config: ConfigFile,
     overrides: Overrides = None,
     records: Annotated[int, typer.Option(min=1, max=10_000, help="The number of texts.")] = 5,
@@ -32,6 +36,8 @@ def preview(
 
     Shows the prompt, the texts, their time, what the run will take, and what to change.
     """
+    if is_alone(context):
+        gc.disable()  # what there is to collect are the libraries of models, which stay
     loaded = dpray.load(config, *overrides or [])
     with progress_bar("planning") as on_progress:
         found = dpray.preview(loaded, on_progress, records=records, write=write)
@@ -39,6 +45,16 @@ def preview(
         typer.echo(json.dumps(found))
     else:
         show_preview(found, [config, *(overrides or [])], Terminal())
+    if is_alone(context):
+        end_process()
+
+
+def end_process() -> None:
+    """End a process that has closed its engine and printed everything. Python would take apart what
+    torch and transformers made at their import, object by object, which takes two seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def show_preview(found: Json, arguments: Sequence[str], console: Terminal) -> None:
@@ -58,14 +74,14 @@ def show_preview(found: Json, arguments: Sequence[str], console: Terminal) -> No
     console.print()
     console.say(
         f"{len(found['texts'])} texts, {found['tokens_per_text']:.0f} tokens and "
-        f"{found['seconds_per_text']:.2g} s each; {found['cut']} cut; the model was loaded in "
-        f"{found['seconds_to_load']:.0f} s"
+        f"{found['seconds_per_text']:.2g} s each, by {found['engine']}; {found['cut']} cut; the "
+        f"model was loaded in {found['seconds_to_load']:.0f} s"
     )
     if (bits := found["bits"]) is not None:
         line = f"{bits['per_byte']:.2f} bits for a byte of {bits['of']}"
         console.print(f"The model needs {line} (at most {bits['most']:g} if it knows it)")
     for name, line in found["run"].items():
-        measured = "; as fast as this machine was just now" if name == "time" else ""
+        measured = f"; {found['speed']}" if name == "time" else ""
         console.plain(f"The run, {name}: {line}{measured}")
     for each in found["warnings"]:
         console.note("warning", "yellow", each)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
@@ -126,6 +126,9 @@ class TransformersEngine(TextCodec):
         self._model: Any = load_model(
             model, config.dtype_on(gpu=self._device.type != "cpu"), self._device
         )
+        # A run says how its tokens are drawn, not the model's own file: with a penalty for words
+        # that come again, calls would answer otherwise than vLLM does.
+        self._model.generation_config = GenerationConfig()
         self.readable = readable(self._model)
         dtype = str(self._model.dtype).removeprefix("torch.")
         self._bytes_per_token = bytes_per_token(self._model.config.get_text_config(), dtype)

@@ -57,10 +57,7 @@ def check_weights(folder: str, *, values: bool = True) -> None:
     hold other numbers than its own, and one of an architecture that it has no causal language model
     for. Their engine still refuses files that lack a weight, if it looks for that.
     """
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or any(
-        getattr(config, key, None) for key in QUANTISATION
-    ):
+    if not loads_plainly(folder):
         return
     try:
         if values:
@@ -71,6 +68,14 @@ def check_weights(folder: str, *, values: bool = True) -> None:
         raise
     except Exception as error:  # damaged files raise errors of many classes
         raise EngineError(f"cannot load {folder} ({type(error).__name__})") from error
+
+
+def loads_plainly(folder: str) -> bool:
+    """Return whether transformers has a causal language model of this architecture, whose weights
+    are not quantised."""
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    is_known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    return is_known and not any(getattr(config, key, None) for key in QUANTISATION)
 
 
 def check_embedder(model: Any, folder: str) -> None:

@@ -12,7 +12,6 @@ from dpray.extras import Late, require
 from dpray.io.bucket import pinned, without_pin
 from dpray.io.file_list import list_files
 from dpray.io.files import read_json
-from dpray.io.snapshot import open_database
 from dpray.methods import load_module
 from dpray.runs.folder import CONFIG, MODEL, ReleaseFolder
 from dpray.runs.plan import Choice, LossesOf, Plan
@@ -20,9 +19,11 @@ from dpray.types import InputError, Json, OnProgress, Progress
 from dpray.workers.engine import BuildEngine, build_engine
 
 if TYPE_CHECKING:
+    from dpray.io import snapshot
     from dpray.runs import failures, runner
     from dpray.workers import cluster
-else:  # A plan does not wait for Ray.
+else:  # A plan does not wait for Ray and SQLAlchemy.
+    snapshot = Late("dpray.io.snapshot")
     failures, runner = Late("dpray.runs.failures"), Late("dpray.runs.runner")
     cluster = Late("dpray.workers.cluster")
 
@@ -98,7 +99,7 @@ def _find(data: DataConfig) -> None:
     if data.query is None:
         list_files(data.path)
     else:
-        open_database(data.path)
+        snapshot.open_database(data.path)
 
 
 def is_finished(config: Config) -> bool:

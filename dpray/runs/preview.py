@@ -14,12 +14,16 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from time import monotonic
 
-from dpray.config.config import Config
+from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Completion, Engine, EngineError
 from dpray.engines.bits import bits_per_byte
+from dpray.engines.kept_state import refuse_kept_state
+from dpray.engines.model_path import resolve_model
 from dpray.engines.rates import Rates, measure_rates, rates_of
 from dpray.engines.requests import Request, written
 from dpray.engines.sentences import PART_OF_CHARACTER, ended_text, is_cut_short
+from dpray.engines.weights import loads_plainly
+from dpray.extras import is_installed
 from dpray.io.columns import cut_advice, is_code
 from dpray.io.files import check_writable, write_durably
 from dpray.io.languages import language_of
@@ -44,6 +48,16 @@ MOST_BITS = 1.8
 """A model that knows the language of a public text needs fewer bits for each of its bytes. SmolLM2
 needs 1.14 in English, and from 2.10 (French) to 2.95 (Chinese) in others (docs/languages.md)."""
 
+QUICK = "transformers"
+"""The engine that starts quickly on a CPU."""
+
+MEASURED = "as fast as this machine was just now"
+
+USUAL = f"at the usual speed of two CPU cores, as {QUICK}, which starts sooner, wrote these texts"
+
+FEW = 8
+"""The most texts that transformers writes in the place of vLLM (`with_quick_start`)."""
+
 HOT = 1.0
 """Above this temperature a small model draws words that it finds unlikely."""
 
@@ -65,11 +79,15 @@ def preview(
     on_progress(Progress("loading the model"))
     began = monotonic()
     try:
-        with closing(plan.load_writer(build)) as engine:
+        usual = with_quick_start(config, records)
+        with closing(plan.load_writer(build if usual is None else quick_start(build))) as engine:
             loaded = monotonic()
             answers = documents(engine, calls, on_progress)
             seconds = monotonic() - loaded
-            forecast = forecast_of(plan, calls.rows, engine, answers, seconds, on_progress)
+            if usual is None:
+                forecast = forecast_of(plan, calls.rows, engine, answers, seconds, on_progress)
+            else:
+                forecast = None if plan.work.train else Forecast.of(plan.work, usual, config)
             known = known_bits(plan, engine, on_progress)
     except (EngineError, Resumable) as error:
         raise InputError(str(error)) from None
@@ -88,6 +106,7 @@ def preview(
     prompt = calls.requests[0].prompt
     found = {
         "model": config.engine.model,
+        "engine": config.engine.kind if usual is None else QUICK,
         "prompt": {"system": prompt.system, "user": prompt.user, "prefix": prompt.prefix},
         "texts": texts,
         "cut": sum(bool(each["cut"]) for each in texts),
@@ -96,6 +115,7 @@ def preview(
         "seconds_per_text": seconds / records,
         "seconds_to_load": loaded - began,
         "forecast": forecast and asdict(forecast),
+        "speed": MEASURED if usual is None else USUAL,
         "bits": known,
         "run": run_lines(plan, forecast),
         "warnings": plan.method_summary()["warnings"],
@@ -106,6 +126,37 @@ def preview(
     if write:
         found["floor"] = str(write_floor(config, texts))
     return found
+
+
+def with_quick_start(config: Config, records: int) -> Rates | None:
+    """Return the usual rates of the run's own engine, if transformers writes the texts in its
+    place; None if the engine writes them itself.
+
+    On a CPU transformers starts in half the time of vLLM, and somebody waits for a few texts. They
+    are drawn from the same model by the same rule. vLLM keeps models that transformers loads in
+    another way or not at all: those that are quantised, of an architecture that it does not know,
+    or refused for a state.
+    """
+    engine = config.engine
+    if engine.kind != "vllm" or records > FEW or not is_installed("vllm"):
+        return None
+    if (usual := rates_here(config)) is None:  # on a GPU, or the model is not on this machine
+        return None
+    folder = resolve_model(engine.model)
+    try:
+        refuse_kept_state(folder)
+    except InputError:
+        return None
+    return usual if loads_plainly(folder) else None
+
+
+def quick_start(build: Callable[..., Engine]) -> Callable[..., Engine]:
+    """Return the function that builds a transformers engine of a section for vLLM."""
+
+    def built(engine: EngineConfig, **options: object) -> Engine:
+        return build(engine.model_copy(update={"kind": QUICK}), **options)
+
+    return built
 
 
 def spread_labels(proportions: Mapping[str, float], records: int) -> list[str]:

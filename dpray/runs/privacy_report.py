@@ -37,7 +37,7 @@ NOT_COVERED = (
 class ReportObject(BaseModel):
     """An object of the report."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     def to_json(self) -> Json:
         """Return the keys that are set, as JSON has them."""

@@ -21,8 +21,13 @@ from dpray.types import DprayError, InputError, ReadOnlyJson, Resumable
 
 if TYPE_CHECKING:
     import ray
-else:
+
+    from dpray.engines import openai, transformers
+    from dpray.engines.vllm import engine as vllm
+else:  # A backend's library takes seconds, and may not be installed.
     ray = Late("ray")
+    openai, transformers = Late("dpray.engines.openai"), Late("dpray.engines.transformers")
+    vllm = Late("dpray.engines.vllm.engine")
 
 T = TypeVar("T")
 
@@ -62,12 +67,9 @@ def build_engine(
     each other, by what they are quantised with, by a state that it keeps or by its experts;
     EngineError if the model cannot be loaded.
     """
-    # Imported late: a backend's library takes seconds, and may not be installed.
     if config.kind == "openai":
-        from dpray.engines.openai import OpenAIEngine
-
         # The configuration's check allows an API only for methods that just generate.
-        return cast(Engine, OpenAIEngine(config))
+        return cast(Engine, openai.OpenAIEngine(config))
     model = resolve_model(config.model)
     require(f"engine.kind {config.kind}", "torch")
     if public_alone is not None:
@@ -76,12 +78,9 @@ def build_engine(
             refuse_kept_state(model)  # vLLM computes the angles once, when it loads
             refuse_experts(model)  # vLLM may have kernels for them
     if config.kind == "vllm":
-        from dpray.engines.vllm.engine import VllmEngine
-
         in_actor = ray.is_initialized() and bool(ray.get_gpu_ids())
-
         private = public_alone is not None
-        return VllmEngine(
+        return vllm.VllmEngine(
             config,
             private_rows=private,
             public_alone=bool(public_alone),
@@ -89,9 +88,7 @@ def build_engine(
             tried=tried,
             on_ray=config.pipeline_parallel_size > 1 and in_actor,
         )
-    from dpray.engines.transformers import TransformersEngine
-
-    return TransformersEngine(config, group=group)
+    return transformers.TransformersEngine(config, group=group)
 
 
 def after_trial(build: BuildEngine) -> BuildEngine:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from dpray.config.sections import EngineConfig
 from dpray.engines.base import (
     Completion,
     Engine,
@@ -23,6 +26,7 @@ from dpray.engines.base import (
     SelectorSpec,
 )
 from dpray.engines.schema.schema import Schema
+from dpray.engines.transformers import TransformersEngine
 from dpray.mechanisms.randomness import named_key
 from dpray.methods.private_prediction.algorithm import Batch, PrivatePrediction
 from dpray.methods.private_prediction.mechanism import PrivateToken
@@ -279,6 +283,19 @@ def test_generate_greedily_and_with_a_stop_string(engine: Engine) -> None:
         prompts, [Sampling(max_tokens=10, temperature=0, stop=(stop,))] * len(prompts)
     )
     assert stopped[0].text == texts[0].partition(stop)[0]
+
+
+def test_a_model_does_not_say_how_its_tokens_are_drawn(
+    engine: Engine, model_folder: str, tmp_path: Path
+) -> None:
+    """Such as by a penalty for words that come again, which many models' files have."""
+    folder = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    own = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "num_beams": 2}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2} | own))
+    other = TransformersEngine(EngineConfig(model=str(folder)), device="cpu")
+    prompts = [Prompt(sentence(random.Random(i), 5)) for i in range(3)]
+    greedy = [Sampling(max_tokens=20, temperature=0)] * len(prompts)
+    assert other.generate(prompts, greedy) == engine.generate(prompts, greedy)
 
 
 def test_generate_with_sampling_parameters_of_each_prompt(engine: Engine) -> None:

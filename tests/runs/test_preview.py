@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import cycle, islice
@@ -15,7 +18,7 @@ import dpray
 from dpray.cli import run_command
 from dpray.commands.plan import Speed
 from dpray.commands.preview import show_preview
-from dpray.config.config import Config
+from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Completion, Sampling
 from dpray.io.columns import cut_advice
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
@@ -23,7 +26,10 @@ from dpray.methods.private_prediction.release import records_of
 from dpray.methods.registry import make_plan
 from dpray.runs.forecast import rates_here
 from dpray.runs.preview import (
+    FEW,
+    MEASURED,
     MOST_BITS,
+    USUAL,
     documents,
     preview,
     released_text,
@@ -322,6 +328,15 @@ def test_a_preview_warns_as_the_plan_does(
     assert "as fast as this machine was just now" in shown
 
 
+def test_a_process_that_ends_at_once_has_printed_everything() -> None:
+    code = (
+        "import atexit; from dpray.commands.preview import end_process\n"
+        "atexit.register(print, 'taken apart'); print('a text'); end_process()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "a text\n", "")
+
+
 def test_labels_by_their_shares() -> None:
     assert spread_labels({"a": 0.6, "b": 0.4}, 5) == ["a", "b", "a", "b", "a"]
     assert spread_labels({"": 1.0}, 2) == ["", ""]
@@ -338,6 +353,43 @@ def test_a_speed_that_cannot_be_measured_is_the_usual_one(
     )
     usual = rates_here(config)
     assert usual is not None and found["forecast"]["rates"] == asdict(usual)
+
+
+def test_transformers_writes_a_few_texts_where_vllm_would_run_on_a_cpu(
+    tmp_path: Path, vllm_installed: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The forecast is that of vLLM, and the page names the engine. Many texts, and models that
+    transformers loads in another way, are left to vLLM."""
+    config_of(tmp_path, "dp_kps")
+    changed = {
+        "plain": {},
+        "quantised": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        "stateful": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+    }
+    for name, keys in changed.items():
+        file = Path(shutil.copytree(DEMO, tmp_path / name)) / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+
+    def previewed(model: str, records: int) -> tuple[list[str], dict[str, Any], Config]:
+        keys = ("engine.kind=vllm", f"engine.model={tmp_path / model}")
+        config, kinds = dpray.load(tmp_path / "c.yaml", *keys), list[str]()
+
+        def build(engine: EngineConfig, **_: object) -> Any:
+            kinds.append(engine.kind)
+            return Writer([("One.", 3)])
+
+        return kinds, preview(make_plan(config), records, build, no_progress, False), config
+
+    kinds, found, config = previewed("plain", FEW)
+    usual = rates_here(config)
+    assert (kinds, found["engine"]) == (["transformers"], "transformers")
+    assert usual is not None and found["forecast"]["rates"] == asdict(usual)
+    show_preview(found, ["job.yaml"], Terminal())
+    shown = capsys.readouterr().out
+    assert " s each, by transformers;" in shown and USUAL in shown and MEASURED not in shown
+    for model, records in (("plain", FEW + 1), ("quantised", 1), ("stateful", 1)):
+        kinds, found, _ = previewed(model, records)
+        assert (kinds, found["engine"], found["speed"]) == (["vllm"], "vllm", MEASURED)
 
 
 @pytest.mark.parametrize("gpus", [None, 0, 0.5])

@@ -36,6 +36,7 @@ from dpray.engines.row_variation import has_experts, refuse_experts
 from dpray.engines.schema.schema import JSON_STYLE, Schema
 from dpray.engines.text import TextCodec
 from dpray.engines.weights import check_weights
+from dpray.extras import collector_at_rest
 from dpray.types import Json, ReadOnlyJson
 
 if TYPE_CHECKING:
@@ -368,8 +369,9 @@ def _import_vllm() -> ModuleType:
     logging.getLogger("vllm").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "`torch.distributed.reduce_op`", FutureWarning)
     try:
-        parts = ("vllm", "vllm.envs", "vllm.platforms", "vllm.sampling_params")
-        vllm, *_ = map(importlib.import_module, parts)
+        parts = ("envs", "platforms", "sampling_params", "entrypoints.llm")
+        with collector_at_rest():
+            vllm, *_ = map(importlib.import_module, ("vllm", *(f"vllm.{part}" for part in parts)))
     except ImportError:
         raise EngineError(
             "engine.kind vllm needs vLLM, which is not installed: pip install 'dpray[vllm]', or "
