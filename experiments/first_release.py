@@ -285,7 +285,8 @@ def section() -> list[str]:
         "all in place of 4 a pass, at a learning rate of 0.005 in place of 0.0001. The floor is "
         "texts of `dpray preview`, for DP-KPS with random words of the public list. Real is as "
         "many private records. Each cell has the Fréchet distance to test texts (less is "
-        "better), MAUVE (more is better), and the accuracy of a classifier that learns the labels from these texts. So "
+        "better), MAUVE (more is better), and the accuracy of a classifier that learns the labels "
+        "from these texts. So "
         "few texts measure them only roughly, and the embedder knows English only. Cut: the share "
         "of texts cut in a sentence, before and after (`python experiments/first_release.py "
         "SET[/METHOD]...`).",
