@@ -62,11 +62,13 @@ def evaluate(
     ones, in their order; without `units` each record is one. `words` splits a text into words for
     the terms of topics.
 
-    Raises InputError for a set that is empty, too small (`FEWEST_RECORDS`), has only one label, or
-    shares no label with the real records, and if all real texts are the same.
+    Raises InputError for a set that is empty, too small (`FEWEST_RECORDS`), or shares no label with
+    the real records, and if all real texts are the same.
     """
     given = {"real": real, "synthetic": synthetic, "train": train, "floor": floor}
-    records = {name: rows for name, rows in given.items() if rows is not None}
+    records, no_classifier = with_useful_labels(
+        {name: rows for name, rows in given.items() if rows is not None}
+    )
     sets = checked_sets(records)
     made, tested = ([text for text, _ in rows] for rows in (synthetic, real))
     parse = cache(parsed_record)
@@ -88,7 +90,8 @@ def evaluate(
             compared["fidelity"]["records_a_side"],
             train is None,
         )
-        + _label_warnings(records),
+        + _label_warnings(records)
+        + no_classifier,
         "records": {name: _by_label(rows) for name, rows in records.items()},
         "test_records": len(sets["test"]),
         **compared,
@@ -208,6 +211,20 @@ def split(real: Sequence[Labelled]) -> tuple[list[Labelled], list[Labelled]]:
 def is_for_test(text: str) -> bool:
     """Return whether a text falls into the second half of `split`."""
     return bool(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[0] & 1)
+
+
+def with_useful_labels(records: Sets) -> tuple[Sets, list[str]]:
+    """Return the records; without their labels, and with a warning that says why, if a classifier
+    cannot be trained and tested, because a set has no label or only one."""
+    found = {name: {label for _, label in rows} for name, rows in records.items()}
+    if not set().union(*found.values()) - {None}:
+        return records, []
+    for name, labels in found.items():
+        if len(labels) == 1:
+            what = "have no label" if None in labels else "all have one label"
+            bare = {key: [(text, None) for text, _ in rows] for key, rows in records.items()}
+            return bare, [f"no classifier was trained: the {name} records {what}"]
+    return records, []
 
 
 def checked_sets(records: Sets) -> Sets:
