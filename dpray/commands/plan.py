@@ -169,7 +169,7 @@ EMPTY = {
     "skip": "left out (data.empty: skip)",
 }
 
-UNSAID = "nothing about the texts: data.about says what they are"
+UNSAID = "nothing about the texts"
 
 
 def _plan_one(loaded: Config, speed: Speed, as_json: bool) -> None:

@@ -93,6 +93,11 @@ def show_preview(found: Json, arguments: Sequence[str], console: Terminal) -> No
             f"Written to {floor}. After the run: dpray evaluate --real FILE --synthetic {run} "
             f"--floor {floor} --out {run}/private"
         )
+    elif found["tunes"]:
+        console.plain(
+            "The model wrote these before it is tuned. They show whether it knows the language; "
+            f"the run's texts read like your records: dpray run {shlex.join(arguments)}"
+        )
     else:
         console.plain(
             f"If they read like your kind of text: dpray run {shlex.join(arguments)}; "

@@ -53,10 +53,10 @@ QUICK = "transformers"
 
 MEASURED = "as fast as this machine was just now"
 
-USUAL = f"at the usual speed of two CPU cores, as {QUICK}, which starts sooner, wrote these texts"
+USUAL = "at the usual speed of two CPU cores"
 
 FEW = 8
-"""The most texts that transformers writes in the place of vLLM (`with_quick_start`)."""
+"""The most texts that transformers writes in the place of vLLM (`takes_quick_start`)."""
 
 HOT = 1.0
 """Above this temperature a small model draws words that it finds unlikely."""
@@ -79,15 +79,17 @@ def preview(
     on_progress(Progress("loading the model"))
     began = monotonic()
     try:
-        usual = with_quick_start(config, records)
-        with closing(plan.load_writer(build if usual is None else quick_start(build))) as engine:
+        is_quick = takes_quick_start(config, records)
+        with closing(plan.load_writer(quick_start(build) if is_quick else build)) as engine:
             loaded = monotonic()
             answers = documents(engine, calls, on_progress)
             seconds = monotonic() - loaded
-            if usual is None:
-                forecast = forecast_of(plan, calls.rows, engine, answers, seconds, on_progress)
+            if is_quick or plan.work.train:
+                rates, speed = rates_here(config), USUAL
+                forecast = None if rates is None else Forecast.of(plan.work, rates, config)
             else:
-                forecast = None if plan.work.train else Forecast.of(plan.work, usual, config)
+                forecast = forecast_of(plan, calls.rows, engine, answers, seconds, on_progress)
+                speed = MEASURED
             known = known_bits(plan, engine, on_progress)
     except (EngineError, Resumable) as error:
         raise InputError(str(error)) from None
@@ -106,7 +108,7 @@ def preview(
     prompt = calls.requests[0].prompt
     found = {
         "model": config.engine.model,
-        "engine": config.engine.kind if usual is None else QUICK,
+        "engine": QUICK if is_quick else config.engine.kind,
         "prompt": {"system": prompt.system, "user": prompt.user, "prefix": prompt.prefix},
         "texts": texts,
         "cut": sum(bool(each["cut"]) for each in texts),
@@ -115,7 +117,8 @@ def preview(
         "seconds_per_text": seconds / records,
         "seconds_to_load": loaded - began,
         "forecast": forecast and asdict(forecast),
-        "speed": MEASURED if usual is None else USUAL,
+        "speed": speed,
+        "tunes": bool(plan.work.train),
         "bits": known,
         "run": run_lines(plan, forecast),
         "warnings": plan.method_summary()["warnings"],
@@ -128,9 +131,8 @@ def preview(
     return found
 
 
-def with_quick_start(config: Config, records: int) -> Rates | None:
-    """Return the usual rates of the run's own engine, if transformers writes the texts in its
-    place; None if the engine writes them itself.
+def takes_quick_start(config: Config, records: int) -> bool:
+    """Return whether transformers writes the texts in the place of the run's own engine.
 
     On a CPU transformers starts in half the time of vLLM, and somebody waits for a few texts. They
     are drawn from the same model by the same rule. vLLM keeps models that transformers loads in
@@ -139,15 +141,15 @@ def with_quick_start(config: Config, records: int) -> Rates | None:
     """
     engine = config.engine
     if engine.kind != "vllm" or records > FEW or not is_installed("vllm"):
-        return None
-    if (usual := rates_here(config)) is None:  # on a GPU, or the model is not on this machine
-        return None
+        return False
+    if rates_here(config) is None:  # on a GPU, or the model is not on this machine
+        return False
     folder = resolve_model(engine.model)
     try:
         refuse_kept_state(folder)
     except InputError:
-        return None
-    return usual if loads_plainly(folder) else None
+        return False
+    return loads_plainly(folder)
 
 
 def quick_start(build: Callable[..., Engine]) -> Callable[..., Engine]:
@@ -249,12 +251,10 @@ def forecast_of(
     seconds: float,
     on_progress: OnProgress,
 ) -> Forecast | None:
-    """Return a forecast of the plan's work on machines like this one, None for a training, whose
-    rate a preview does not measure. Private prediction is measured by groups of rows, other
-    methods by the calls of the preview: larger batches of calls are faster."""
+    """Return a forecast of the plan's work on machines like this one; `rows` are those of a group
+    of private prediction, which it is measured by. Other methods are measured by the calls of the
+    preview: larger batches of calls are faster."""
     work, config = plan.work, plan.config
-    if work.train:
-        return None
     if rows:
         on_progress(Progress("measuring the speed"))
         measure_rates(engine, rows)
@@ -325,7 +325,9 @@ def advice(
             f"{{{unsaid[0]}: neoplasms}}"
         )
     share = sum(bool(each["cut"]) for each in texts) / len(texts)
-    if (cut := cut_advice(share, plan.method_summary()["method"])) is not None:
+    # How long the texts are, a training changes.
+    cut = None if plan.work.train else cut_advice(share, plan.method_summary()["method"])
+    if cut is not None:
         found.append(cut)
     if sampling.temperature > HOT and sampling.top_p == 1 and not sampling.top_k:
         found.append(

@@ -20,7 +20,6 @@ from dpray.commands.plan import Speed
 from dpray.commands.preview import show_preview
 from dpray.config.config import Config, EngineConfig
 from dpray.engines.base import Completion, Sampling
-from dpray.io.columns import cut_advice
 from dpray.methods.private_prediction.plan import PrivatePredictionPlan
 from dpray.methods.private_prediction.release import records_of
 from dpray.methods.registry import make_plan
@@ -113,10 +112,10 @@ def test_every_method_shows_its_public_prompts(tmp_path: Path, method: str) -> N
     assert ("letters of guests" in words) == (method != "dp_sgd")
     assert [p.completed for p in shown if p.activity == "texts"] == [0, 1, 2, 3, 4]
     assert found["bits"] is None
-    [cut] = [line for line in found["advice"] if line.startswith("50% of the texts reach")]
-    assert f"reach method.{'max_length' if method == 'dp_sgd' else 'max_tokens'}: " in cut
+    cut = [line for line in found["advice"] if line.startswith("50% of the texts reach method.max")]
+    assert len(cut) == (0 if method == "dp_sgd" else 1), "a training changes how long texts are"
     assert not any("data." in line for line in found["advice"])
-    assert (found["forecast"] is None) == (method == "dp_sgd")
+    assert found["tunes"] == (method == "dp_sgd") and found["forecast"]
     assert not (tmp_path / "out").exists() and not (tmp_path / "none.db").exists()
 
 
@@ -280,15 +279,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(
 def test_a_text_that_is_not_unicode_is_written(tmp_path: Path) -> None:
     config = config_of(tmp_path, "dp_sgd")
     writer = Writer([("lone \ud800 surrogate", 120)])
-    found = preview(make_plan(config), 1, lambda *_, **__: writer, no_progress, True)
+    preview(make_plan(config), 1, lambda *_, **__: writer, no_progress, True)
     assert "lone ? surrogate" in (tmp_path / "out" / "floor.jsonl").read_text()
-    assert cut_advice(1.0, {"name": "dp_sgd"}) in found["advice"]
 
 
+@pytest.mark.parametrize("method", ["dp_sgd", "dp_kps"])
 def test_the_next_command_has_the_settings_of_this_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = config_of(tmp_path, "dp_sgd")
+    config = config_of(tmp_path, method)
     writer = Writer([("A text.", 3)])
     found = preview(make_plan(config), 1, lambda *_, **__: writer, no_progress, False)
     show_preview(found, ["my job.yaml", "privacy.epsilon=2"], Terminal())
@@ -296,7 +295,10 @@ def test_the_next_command_has_the_settings_of_this_one(
     assert "bits for a byte" not in shown
     first, *_, last = shown.splitlines()[1:]
     assert first.startswith("Prompt, as ") and first.endswith(" gets it:")
-    assert last.endswith(": dpray run 'my job.yaml' privacy.epsilon=2; if not: docs/bad_texts.md")
+    command = ": dpray run 'my job.yaml' privacy.epsilon=2"
+    assert last.endswith(command if method == "dp_sgd" else f"{command}; if not: docs/bad_texts.md")
+    assert ("before it is tuned" in last) == (method == "dp_sgd")
+    assert "The run, time: " in shown
 
 
 @pytest.mark.parametrize("method", ["aug_pe", "dp_kps", "dp_sgd"])

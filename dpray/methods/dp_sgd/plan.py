@@ -23,6 +23,7 @@ from dpray.engines.schema.forms import schema_for
 from dpray.engines.schema.schema import Schema
 from dpray.engines.text import TextCodec, codec_of, token_counter
 from dpray.io.public_files import read_terms
+from dpray.io.template_file import About
 from dpray.mechanisms.attributes import Values, draw_values, margins
 from dpray.mechanisms.monte_carlo import Target
 from dpray.methods.dp_sgd.algorithm import DpSgd
@@ -112,6 +113,11 @@ class DpSgdPlan(Plan):
             ],
             attributes=drawn,
         )
+
+    @property
+    def about(self) -> About:
+        """Return what labels mean: a control code says no more."""
+        return replace(super().about, about="", language="")
 
     @property
     def method_event(self) -> Event:
