@@ -34,7 +34,8 @@ PERSON = re.compile(
 
 NO_PERSON = re.compile(
     r"type|status|kind|class|category|segment|group|tier|level|age|gender|sex|race|country|"
-    r"region|city|state|zip|language|lang|locale|count|total|rating|score|satisfaction|"
+    r"region|city|state|zip|timezone|zone|location|language|lang|locale|count|total|followers|"
+    r"rating|score|satisfaction|"
     r"sentiment|since|date|time|created|updated|feedback|comment|comments|message|text|note|"
     r"notes|review|story|question|answer|query|request|input|prompt|content|body|title|"
     r"history|summary|report|complaint|url|link|image|photo|verified|active|premium|agent|"
@@ -50,6 +51,8 @@ def looks_like_person(column: str) -> bool:
     about = [part for part in parts if PERSON.match(part) or part == "subject"]
     if about == ["subject"] and "id" not in parts:  # of a mail
         return False
+    if parts == ["name"]:  # of a thing, perhaps; who looks at the rows decides
+        return True
     return bool(about) and not any(map(NO_PERSON.fullmatch, parts))
 
 

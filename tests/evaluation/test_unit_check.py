@@ -73,6 +73,7 @@ def test_a_cell_without_a_value_is_nobody() -> None:
         "customer-number", "author", "email", "E-Mail", "from.email", "client_ref", "mrn",
         "subject_id", "student", "member_no", "Kunde", "Kundennummer", "account_id", "user.id",
         "reviewerID", "reviewer_name", "username", "sender", "phone", "reporter", "employee 2",
+        "name",
     ],
 )  # fmt: skip
 def test_columns_of_a_person(name: str) -> None:
@@ -83,7 +84,8 @@ def test_columns_of_a_person(name: str) -> None:
     "name",
     [
         "text", "label", "id", "subject", "user_type", "customer_segment", "patient_age", "title",
-        "email_body", "client_country", "date", "author_since", "note", "userReview", "", "—",
+        "email_body", "client_country", "date", "user_timezone", "user location", "file_name",
+        "author_since", "note", "userReview", "", "—",
     ],
 )  # fmt: skip
 def test_other_columns(name: str) -> None:
