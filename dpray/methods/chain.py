@@ -87,6 +87,13 @@ class ChainPlan(Plan):
         each = [in_chain(line, place) for place, lines in of_links for line in lines]
         return [*dict.fromkeys(each)]
 
+    def warnings_before_charge(self) -> list[str]:
+        found = []
+        for place, plan in enumerate((self.first, self.second)):
+            with keys_of(place):
+                found += [in_chain(line, place) for line in plan.warnings_before_charge()]
+        return found
+
     def check_embedder(self) -> None:
         self.first.check_embedder()
         self.second.check_embedder()

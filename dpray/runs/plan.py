@@ -195,6 +195,11 @@ class Plan(ABC):
         numbers do not tell it. It is not asked of a run without noise."""
         return None
 
+    def warnings_before_charge(self) -> list[str]:
+        """Return why a run may make nothing for its charge, which it tells before. Raises
+        InputError if it makes nothing for certain."""
+        return []
+
     @property
     def reads(self) -> Reads:
         return Reads(self.config.data.public_values)

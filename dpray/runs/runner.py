@@ -39,6 +39,7 @@ from dpray.runs.released import DIGEST, privacy_report, public_config, versions
 from dpray.runs.session import Release, Session
 from dpray.runs.table import write_table
 from dpray.types import (
+    WARNING,
     Budget,
     BudgetRefused,
     InputError,
@@ -119,6 +120,8 @@ class Run:
         is_charged = self.run["state"] == "reserved"
         if not is_charged:
             self._try_charge()
+            for warning in self.plan.warnings_before_charge():
+                self.on_progress(Progress(WARNING, detail=warning))
         with ExitStack() as place:
             if self.on_ray:
                 self.on_progress(Progress("starting Ray"))
