@@ -69,6 +69,8 @@ CONNECTION_KEYS = frozenset({
 """The keys by which the model is reached and fed: they shape no text."""
 
 
+ANOTHER_RUN = "another run needs an output.path of its own, and is charged by itself"
+
 MOST_SHOWN, SHORT_VALUE = 5, 40
 """An error shows so many keys that differ, and values of so many characters."""
 
@@ -214,6 +216,10 @@ class Run:
         if self.run.get("charges") != _charged(self.plan):
             others = other_values(self.run.get("config"), public_config(self._shaping()))
             keys = f" ({'; '.join(others)})" if others else ""
+            if self.run["state"] == "finished":
+                raise OtherPlan(
+                    f"output.path: {path} holds a finished run of another plan{keys}; {ANOTHER_RUN}"
+                )
             raise OtherPlan(
                 f"output.path: {path} holds a run of another plan{keys}; choose another folder"
             )
@@ -248,6 +254,11 @@ class Run:
             if fixed := sorted(keys - self._call_keys()):
                 others = [key for key in fixed if key in files]
                 what = f"other files of {', '.join(others)}" if others else "another configuration"
+                if self.run["state"] == "finished":
+                    raise OtherPlan(
+                        f"output.path: {self.plan.config.output.path} holds a finished run "
+                        f"that began with {what} (other now: {', '.join(fixed)}); {ANOTHER_RUN}"
+                    )
                 raise InputError(
                     f"output.path: {self.plan.config.output.path} holds a run that began with "
                     f"{what} (other now: {', '.join(fixed)})"
