@@ -138,8 +138,8 @@ class Run:
         engine = None
         if not is_charged:
             self.plan.check_embedder()
-            load = partial(self.plan.load_and_try, self.build)
-            engine, rates = check_loads(self.plan.config, load, self.on_progress)
+            load, trials = partial(self.plan.load_model, self.build), self.plan.trials
+            engine, rates = check_loads(self.plan.config, load, self.on_progress, trials)
             self._note_rates(rates)
         with ExitStack() as on_refusal:
             if engine is not None:

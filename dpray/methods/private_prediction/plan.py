@@ -375,6 +375,12 @@ class PrivatePredictionPlan(Plan):
             room = engine.context_length - self.settings.document_tokens
             check_shown(engine, template, label, room)
         self.row_variation(engine)
+
+    @property
+    def trials(self) -> Sequence[tuple[str, Callable[[Engine], None]]]:
+        return [*super().trials, ("measuring the speed", self.measure_speed)]
+
+    def measure_speed(self, engine: Engine) -> None:
         measure_rates(engine, self.settings.expected_batch_size)
 
     def row_variation(self, engine: Engine) -> float:
