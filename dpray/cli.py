@@ -52,6 +52,13 @@ class Commands(TyperGroup):
         name, listed, rest = super().resolve_command(ctx, args)
         return name, listed and load_command(listed.name or ""), rest
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Typer would make an interruption an exit code without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Abort from error
+
 
 def load_command(name: str) -> object:
     """Import the command `name`, a function of this name or a group of commands called `app`."""

@@ -112,7 +112,8 @@ class ProgressLog:
         self._given: SimpleQueue[tuple[float, Progress] | None] = SimpleQueue()
 
     def show(self, progress: Progress) -> None:
-        """Take the present progress. A new activity is a line at once."""
+        """Take the present progress. A new activity is a line at once, and so is a warning, which
+        a short command writes too."""
         self._given.put((monotonic(), progress))
 
     @contextmanager
@@ -138,6 +139,13 @@ class ProgressLog:
             self._take(*given)
 
     def _take(self, time: float, progress: Progress) -> None:
+        if progress.is_warning:
+            elapsed = int(time - self._began)
+            if self._as_json:
+                self._write(json.dumps({"seconds": elapsed, **vars(progress)}))
+            else:
+                self._write(f"{timedelta(seconds=elapsed)} {progress.activity}: {progress.detail}")
+            return
         before, self._now = self._now, progress
         if (before.activity, before.completed) != (progress.activity, progress.completed):
             self._moved = time
@@ -213,6 +221,9 @@ def progress_bar(
         task = bar.add_task("", total=None, activity=activity, count="", detail="")
 
         def show(progress: Progress) -> None:
+            if progress.is_warning:
+                console.note(progress.activity, "yellow", progress.detail)
+                return
             bar.tasks[task].total = progress.total  # `update` takes None for no change
             bar.update(
                 task,

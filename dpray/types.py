@@ -166,6 +166,9 @@ class Prompt:
     system: str = field(default="", repr=False)
 
 
+WARNING = "warning"
+
+
 @dataclass(frozen=True)
 class Progress:
     """The progress of the present activity, in public quantities. There is no total if it would
@@ -176,6 +179,11 @@ class Progress:
     total: int | None = None
     detail: str = ""
     tokens_per_second: float | None = None
+
+    @property
+    def is_warning(self) -> bool:
+        """Return whether this is no activity, but a warning, whose words are the `detail`."""
+        return self.activity.rpartition(": ")[2] == WARNING  # a chain's has its method's name
 
 
 OnProgress = Callable[[Progress], None]

@@ -35,6 +35,8 @@ class Activities:
         self._last = dpray.Progress("")
 
     def show(self, progress: dpray.Progress) -> None:
+        if progress.is_warning:
+            return
         if self._span is None or progress.activity != self._last.activity:
             self.end()
             self._span = self._tracer.start_span(progress.activity, self._run)

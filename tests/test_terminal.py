@@ -94,3 +94,18 @@ def test_programs_get_objects(capsys: pytest.CaptureFixture[str]) -> None:
         "activity": "texts", "completed": 2, "total": None, "detail": "eps 1",
         "tokens_per_second": 5.5, "actors_alive": 3, "actors_asked": 4,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_warning_is_a_line_at_once_and_no_activity(
+    as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A short command writes it, too."""
+    with progress_bar("starting", as_json=as_json) as show:
+        show(Progress("1-private_prediction: warning", detail="method.max_records: of 3 texts 0"))
+        show(Progress("batches", 1, 2))
+    [line] = capsys.readouterr().err.splitlines()
+    if as_json:
+        assert json.loads(line)["detail"] == "method.max_records: of 3 texts 0"
+    else:
+        assert line[7:] == " 1-private_prediction: warning: method.max_records: of 3 texts 0"

@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 else:  # `--help` does not wait for Ray.
     failures, cluster = Late("dpray.runs.failures"), Late("dpray.workers.cluster")
 
+NO_TEXT = (
+    "no text was released: the warnings of `dpray plan CONFIG` name the key to turn, and `dpray "
+    "preview CONFIG` shows what the model writes (docs/bad_texts.md)"
+)
+
 TEXTS_LOOKED_AT, MANY = 1000, 0.2
 """After a run, so many texts are looked at; a share of them that is larger is worth a word."""
 
@@ -147,6 +152,8 @@ def advice(folder: Path, method: Mapping[str, object]) -> str | None:
         return None
     rows = [row for _, row in islice(read_rows(str(path)), TEXTS_LOOKED_AT)]
     texts = [str(row["text"]) for row in rows]
+    if not texts:
+        return NO_TEXT
     if (cut := cut_advice(cut_share(rows), method)) is not None:
         return cut
     if (alike := 1 - len(set(texts)) / max(1, len(texts))) >= MANY:
@@ -167,7 +174,8 @@ def _how(report: PrivacyReport) -> str:
     words = ""
     if batches := report.batches:
         words = f" from {batches.published} of {batches.total} batches"
-        words += f" ({batches.repeated} repeated)"
+        words += f" ({batches.repeated} repeated"
+        words += f", {batches.without_text} without a text)" if batches.without_text else ")"
     if (tokens := report.tokens) and tokens.total:
         share = tokens.private / tokens.total
         words += f"; {share:.0%} of {tokens.total} tokens were chosen by private texts, under noise"

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -87,13 +88,29 @@ class ChainPlan(Plan):
         each = [in_chain(line, place) for place, lines in of_links for line in lines]
         return [*dict.fromkeys(each)]
 
+    def warnings_before_charge(self) -> list[str]:
+        found = []
+        for place, plan in enumerate((self.first, self.second)):
+            with keys_of(place):
+                found += [in_chain(line, place) for line in plan.warnings_before_charge()]
+        return found
+
     def check_embedder(self) -> None:
         self.first.check_embedder()
         self.second.check_embedder()
 
-    def load_and_try(self, build: Callable[..., Engine]) -> Any:
+    def load_model(self, build: Callable[..., Engine]) -> Any:
         with keys_of(1):
-            return self.second.load_and_try(build)
+            return self.second.load_model(build)
+
+    @property
+    def trials(self) -> Sequence[tuple[str, Callable[[Engine], None]]]:
+        numbered = enumerate(self.second.trials)
+        return [(name, partial(self._try, number)) for number, (name, _) in numbered]
+
+    def _try(self, number: int, engine: Engine) -> None:
+        with keys_of(1):
+            self.second.trials[number][1](engine)
 
     def audit_targets(self) -> Iterator[Target]:
         yield from self.first.audit_targets()

@@ -195,6 +195,11 @@ class Plan(ABC):
         numbers do not tell it. It is not asked of a run without noise."""
         return None
 
+    def warnings_before_charge(self) -> list[str]:
+        """Return why a run may make nothing for its charge, which it tells before. Raises
+        InputError if it makes nothing for certain."""
+        return []
+
     @property
     def reads(self) -> Reads:
         return Reads(self.config.data.public_values)
@@ -216,15 +221,15 @@ class Plan(ABC):
         InputError that says why it cannot be used."""
         return  # most methods use none
 
-    def load_and_try(self, build: Callable[..., Engine]) -> Any:
-        """Load the run's model and try it. Raises what these two raise."""
-        engine = self.loader(build)()
-        try:
-            self.try_engine(engine)
-        except BaseException:
-            engine.close()
-            raise
-        return engine
+    def load_model(self, build: Callable[..., Engine]) -> Any:
+        """Load the run's model."""
+        return self.loader(build)()
+
+    @property
+    def trials(self) -> Sequence[tuple[str, Callable[[Engine], None]]]:
+        """Return what is done with the loaded model before the charge, each with its name in the
+        progress. They can be sent to an actor."""
+        return [("trying the model", self.try_engine)]
 
     def try_engine(self, engine: Engine) -> None:
         """Make sure by public texts, before the charge, that the run's prompts reach the model.

@@ -126,6 +126,7 @@ class BatchCounts(ReportObject):
     repeated: int
     failed: int
     missing: int | None = None
+    without_text: int | None = Field(None, description="the published batches that gave no text")
 
 
 class Tokens(ReportObject):

@@ -39,6 +39,7 @@ from dpray.runs.released import DIGEST, privacy_report, public_config, versions
 from dpray.runs.session import Release, Session
 from dpray.runs.table import write_table
 from dpray.types import (
+    WARNING,
     Budget,
     BudgetRefused,
     InputError,
@@ -67,6 +68,8 @@ CONNECTION_KEYS = frozenset({
 })  # fmt: skip
 """The keys by which the model is reached and fed: they shape no text."""
 
+
+ANOTHER_RUN = "another run needs an output.path of its own, and is charged by itself"
 
 MOST_SHOWN, SHORT_VALUE = 5, 40
 """An error shows so many keys that differ, and values of so many characters."""
@@ -119,6 +122,8 @@ class Run:
         is_charged = self.run["state"] == "reserved"
         if not is_charged:
             self._try_charge()
+            for warning in self.plan.warnings_before_charge():
+                self.on_progress(Progress(WARNING, detail=warning))
         with ExitStack() as place:
             if self.on_ray:
                 self.on_progress(Progress("starting Ray"))
@@ -133,8 +138,8 @@ class Run:
         engine = None
         if not is_charged:
             self.plan.check_embedder()
-            load = partial(self.plan.load_and_try, self.build)
-            engine, rates = check_loads(self.plan.config, load, self.on_progress)
+            load, trials = partial(self.plan.load_model, self.build), self.plan.trials
+            engine, rates = check_loads(self.plan.config, load, self.on_progress, trials)
             self._note_rates(rates)
         with ExitStack() as on_refusal:
             if engine is not None:
@@ -211,6 +216,10 @@ class Run:
         if self.run.get("charges") != _charged(self.plan):
             others = other_values(self.run.get("config"), public_config(self._shaping()))
             keys = f" ({'; '.join(others)})" if others else ""
+            if self.run["state"] == "finished":
+                raise OtherPlan(
+                    f"output.path: {path} holds a finished run of another plan{keys}; {ANOTHER_RUN}"
+                )
             raise OtherPlan(
                 f"output.path: {path} holds a run of another plan{keys}; choose another folder"
             )
@@ -245,6 +254,11 @@ class Run:
             if fixed := sorted(keys - self._call_keys()):
                 others = [key for key in fixed if key in files]
                 what = f"other files of {', '.join(others)}" if others else "another configuration"
+                if self.run["state"] == "finished":
+                    raise OtherPlan(
+                        f"output.path: {self.plan.config.output.path} holds a finished run "
+                        f"that began with {what} (other now: {', '.join(fixed)}); {ANOTHER_RUN}"
+                    )
                 raise InputError(
                     f"output.path: {self.plan.config.output.path} holds a run that began with "
                     f"{what} (other now: {', '.join(fixed)})"

@@ -39,6 +39,7 @@ from dpray.runs.folder import EMBEDDINGS, ReleaseFolder
 from dpray.runs.plan import Histogram, Plan, label_histogram
 from dpray.runs.privacy_report import Calls, MethodPart
 from dpray.types import (
+    WARNING,
     AlreadyPublished,
     DprayError,
     InputError,
@@ -228,9 +229,16 @@ class Session(Generic[P_co]):
         detail = ", ".join(filter(None, [detail, cost, self.time_to_expect]))
         self._show(Progress(activity, completed, total, detail, tokens_per_second))
 
+    def warn(self, words: str) -> None:
+        """Tell a warning about what is public."""
+        self._tell(Progress(WARNING, detail=words))
+
     def _show(self, progress: Progress) -> None:
-        """Raises Resumable if the caller's function raises: no mechanism failed by that."""
         self.metrics.progress(progress)
+        self._tell(progress)
+
+    def _tell(self, progress: Progress) -> None:
+        """Raises Resumable if the caller's function raises: no mechanism failed by that."""
         try:
             self.on_progress(progress)
         except DprayError:

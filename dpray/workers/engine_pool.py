@@ -8,7 +8,7 @@ no room; the actor that tried the model may be a mechanism's, which Ray must not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
@@ -87,6 +87,10 @@ def on_pool(config: Config) -> bool:
 class EngineActor(PoolActor):
     """An actor with a run's engine."""
 
+    def attempt(self, trial: Callable[[Any], None]) -> LoadError | None:
+        """Do this with the loaded engine. Return the reason if it fails."""
+        return self._made(partial(trial, self._engine))
+
     def rates(self) -> Rates | None:
         return rates_of(self._engine)
 
@@ -154,9 +158,13 @@ class EnginePool:
 
 
 def check_loads(
-    config: Config, load: Callable[[], T], on_progress: OnProgress
+    config: Config,
+    load: Callable[[], T],
+    on_progress: OnProgress,
+    trials: Sequence[tuple[str, Callable[[Any], None]]] = (),
 ) -> tuple[T | None, Rates | None]:
-    """Load a model once, on a machine of the run: one that cannot be loaded should cost nothing.
+    """Load a model once, on a machine of the run, and do the `trials` with it, each of which has a
+    name in the progress: a model that cannot be loaded or used should cost nothing.
 
     Returns the loaded model, or the tried client of an endpoint, to a process that can use it, and
     the rates that were measured with it. On Ray, an actor with the resources of the run's actors
@@ -170,7 +178,14 @@ def check_loads(
     if not on_pool(config):
         detail = "" if config.engine.is_local else "one call"
         on_progress(Progress("loading the model", detail=detail))
-        loaded = _loaded(try_to_load(load))
+        loaded: Any = _loaded(try_to_load(load))
+        try:
+            for activity, trial in trials:
+                on_progress(Progress(activity, detail=detail))
+                _loaded(try_to_load(partial(trial, loaded)))
+        except BaseException:
+            loaded.close()
+            raise
         return loaded, rates_of(loaded)
     runtime = config.runtime
     gpus = runtime.gpus_per_actor or 0.0
@@ -180,6 +195,9 @@ def check_loads(
 
     def ask(actor: Any) -> Rates | None:
         _loaded(ray.get(actor.tried.remote()))
+        for activity, trial in trials:
+            on_progress(Progress(activity))
+            _loaded(ray.get(actor.attempt.remote(trial)))
         rates: Rates | None = ray.get(actor.rates.remote())
         return rates
 

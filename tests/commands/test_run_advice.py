@@ -29,6 +29,7 @@ METHOD = {"name": "aug_pe"}
     ("texts", "cut", "key"),
     [
         (GOOD, 1, None),
+        ([], 0, "no text was released"),
         (GOOD, 2, cut_advice(0.2, METHOD)),
         (GOOD[:6] + GOOD[:4], 0, "raise method.temperature"),
         (GOOD[:7] + [f"{n} 1.5 % (3)" for n in range(3)], 0, "lower method.temperature"),
@@ -102,6 +103,16 @@ def test_a_finished_run_says_so_and_what_is_left_now(
     unread = printed()
     assert "Spent: epsilon " in unread and "left on" not in unread
     assert not (tmp_path / "ledger.db").exists()
+
+
+@pytest.mark.parametrize("without", [None, 0, 12])
+def test_batches_without_a_text_are_counted(
+    without: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = {"total": 32, "published": 31, "repeated": 2, "failed": 1, "without_text": without}
+    show_run(parse_report(a_report(batches=batches)), Path("out"), Terminal())
+    words = "31 of 32 batches (2 repeated, 12 without a text)" if without else "(2 repeated)"
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

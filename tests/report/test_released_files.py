@@ -109,7 +109,8 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
 
 ACTIVITY = re.compile(
     r"(\d-[a-z_]+: )?"  # a chain's
-    r"(planning|loading the model|hashing files|charging the budget|checking records"
+    r"(planning|warning|(load|try)ing the model|measuring the speed|hashing files"
+    r"|charging the budget|checking records"
     r"|counting labels|sorting records into batches|batches|vocabulary|densities|topics|texts"
     r"|embedding records|encoding records|training steps|writing the release"
     r"|iteration \d+ of \d+: (random texts|variations|lookahead|embeddings|votes))"

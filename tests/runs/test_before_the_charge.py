@@ -18,7 +18,7 @@ from dpray.ledger.ledger import Ledger
 from dpray.methods import registry as methods
 from dpray.methods.config import parse_config
 from dpray.methods.registry import make_plan
-from dpray.types import Budget, DprayError, InputError
+from dpray.types import Budget, DprayError, InputError, Progress
 from tests.engines.api_server import SLOW, running_server
 from tests.engines.bag_of_words import BagOfWords
 
@@ -97,6 +97,25 @@ def test_a_model_that_takes_parts_is_given_parts(
 ) -> None:
     template(PARTS)(folder)
     assert methods.run(parse_config(settings(engine__model=str(folder))))["records"] > 0
+
+
+@pytest.mark.parametrize("r", [1, 2])
+def test_batches_that_may_end_before_a_text_are_told_before_the_charge(
+    settings: Callable[..., dict[str, Any]], r: int
+) -> None:
+    config = parse_config(settings(method__private_tokens=r))
+    shown: list[Progress] = []
+
+    def no_model(*_: Any, **__: Any) -> Any:
+        raise DprayError("no model")
+
+    with pytest.raises(InputError) as refused:
+        methods.run(config, shown.append, no_model)
+    assert not Path(config.privacy.ledger.removeprefix("sqlite:///")).exists()
+    assert ("no model" in str(refused.value)) is (r == 2)
+    assert str(refused.value).endswith("; nothing was charged")
+    warnings = [each.detail for each in shown if each.is_warning]
+    assert ["after 2" in each for each in warnings] == [True] * (r == 2)
 
 
 @pytest.mark.parametrize("left", [0, 1])

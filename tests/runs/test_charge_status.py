@@ -225,6 +225,26 @@ def test_a_run_of_another_plan(ends: Ends, config: Config):
     assert code == 2 and line.endswith(f"choose another folder; {NOTHING}")
 
 
+@pytest.mark.parametrize(
+    ("change", "other"),
+    [
+        ({"records": 7}, "began with another configuration (other now: method.records)"),
+        ({"epsilon": 7.0}, "of another plan (privacy.epsilon: 8.0 there, 7.0 here)"),
+    ],
+)
+def test_a_finished_run_is_not_told_to_go_on(
+    ends: Ends, config: Config, change: dict[str, Any], other: str
+):
+    ends.run()
+    section = "method" if "records" in change else "privacy"
+    changed = getattr(config, section).model_copy(update=change)
+    ends.config = config.model_copy(update={section: changed})
+    code, line = ends.shown(ends.run)
+    assert code == 2 and "holds a finished run " in line and f"{other}; another run" in line
+    assert line.endswith(f"an output.path of its own, and is charged by itself; {NOTHING}")
+    assert ends.charges == 1
+
+
 def test_a_run_that_is_not_private(settings: Callable[..., Any], tmp_path: Path):
     changes = {"method": {"name": "aug_pe", "records": 8}, "privacy__epsilon": float("inf")}
     config = parse_config(settings(**changes))
@@ -266,6 +286,19 @@ def test_the_command_says_it_as_text_and_as_json(
     elsewhere = f"output.path={tmp_path}/elsewhere"
     code, line = command(elsewhere, privacy__ledger="postgresql://nobody@127.0.0.1:1/none")
     assert code == 1 and line.endswith(f"; {NOTHING}\n")
+
+
+@pytest.mark.parametrize("place", ["make_plan", "is_finished", "_find"])
+def test_an_interruption_before_the_charge_is_a_line(
+    command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, place: str
+):
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"dpray.methods.registry.{place}", interrupted)
+    for after in ((), ("--json",)):
+        code, err = command(*after)
+        assert (code, err) == (1, f"dpray: interrupted; {NOTHING}\n")
 
 
 @pytest.mark.parametrize(("left", "there"), [(0, True), (16384, True), (0, False)])

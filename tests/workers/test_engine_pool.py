@@ -236,13 +236,33 @@ def test_what_a_loader_raises_on_an_actor_is_bad_input(config: Callable[..., Con
     assert check_loads(config(), lambda: "loaded", lambda _: None) == (None, None)
 
 
+@pytest.mark.parametrize("address", [None, "none"])
+def test_a_trial_that_fails_is_told_and_closes_the_model(
+    config: Callable[..., Config], address: str | None
+) -> None:
+    def load() -> Any:
+        return open(os.devnull)
+
+    def fails(model: Any) -> None:
+        opened.append(model)
+        raise InputError("method.max_tokens: 255")
+
+    opened: list[Any] = []
+    ours = config(**{"runtime__ray_address": address} if address else {})
+    with pytest.raises(InputError, match=r"^method\.max_tokens: 255$"):
+        check_loads(ours, load, lambda _: None, [("trying the model", fails)])
+    assert all(model.closed for model in opened) and len(opened) == (address is not None)
+
+
 def test_the_rates_that_an_actor_measures_come_back(config: Callable[..., Config]) -> None:
     def load() -> Engine:
         from tests.faults.driver import Words
 
-        measure_rates(engine := Words(), 3)
-        return engine
+        return Words()
 
-    engine, rates = check_loads(config(), load, lambda _: None)
+    stages: list[Progress] = []
+    trials = [("measuring the speed", lambda engine: measure_rates(engine, 3))]
+    engine, rates = check_loads(config(), load, stages.append, trials)
+    assert [each.activity for each in stages] == ["loading the model", "measuring the speed"]
     assert engine is None and rates is not None
     assert min(rates.prefill, rates.decode) > 0

@@ -87,6 +87,10 @@ class DpSgdPlan(Plan):
         the tuned model is kept, and its texts are free."""
         return partial(load_untuned, self.config.engine, self.settings, self.codes)
 
+    @property
+    def trials(self) -> Sequence[tuple[str, Callable[[Engine], None]]]:
+        return ()
+
     def load_writer(self, build: Callable[..., Engine]) -> Engine:
         """Load the model as it is before the training."""
         return cast(Engine, super().loader(build)())

@@ -32,7 +32,7 @@ class TooExpensive(InputError):
         super().__init__(least, what)
         self.least, self.what = least, what
 
-    def __str__(self) -> str:
+    def _message(self) -> str:
         return (
             f"privacy.epsilon: {self.least.config.privacy.epsilon:g} does not pay for {self.what}, "
             f"which costs {self.least.cost.epsilon:.4f}; a larger method.batch_size or "

@@ -165,6 +165,46 @@ class PrivatePredictionPlan(Plan):
         return self.free_tokens or self.settings.document_tokens
 
     @property
+    def may_give_none(self) -> bool:
+        """Return whether a batch may have drawn its private tokens before its first text is whole.
+        It gives no text then."""
+        return self.private_tokens < self.private_tokens_of_a_text
+
+    @cached_property
+    def shortage(self) -> str:
+        """Return why there may be fewer texts than were asked for, with the one key to turn; "" if
+        there are as many."""
+        settings, r = self.settings, self.private_tokens
+        if not self.disjoint and self.may_give_none and _all_cost(settings):
+            return (
+                f"method.private_tokens: a text that has not ended after {r} tokens is dropped, "
+                f"and method.max_tokens is {settings.max_tokens}; null pays for whole texts"
+            )
+        if self.whole_texts >= (wanted := settings.max_records or 1):
+            return ""
+        asked = f"max_records: of {wanted} texts" if settings.max_records else "max_tokens:"
+        why = f"epsilon pays for {self.whole_texts} of {settings.document_tokens} tokens"
+        if self.disjoint and r < settings.document_tokens:
+            why += f", and a batch may end before its first text, after {r}"
+        return f"method.{asked} {why}; {one_key(self, wanted)}"
+
+    def warnings_before_charge(self) -> list[str]:
+        settings, r = self.settings, self.private_tokens
+        # One token of a text, and the ends of all sections that max_tokens does not end.
+        least = settings.sections + (settings.max_tokens > 1)
+        if _all_cost(settings) and self.form is None and r < least:
+            tokens = f"{r} private token{'s' * (r > 1)}"
+            pays = f"privacy.epsilon: {self.config.privacy.epsilon:g} pays for {tokens}"
+            way_on = one_key(self, settings.max_records or 1)
+            if settings.private_tokens is not None:
+                pays, way_on = f"method.private_tokens: {r}", "raise it, or set it to null"
+            raise InputError(
+                f"{pays} a batch, but the shortest text takes {least} with its end: no text would "
+                f"be made; {way_on}"
+            )
+        return [self.shortage] if self.may_give_none and self.shortage else []
+
+    @property
     def whole_texts(self) -> int:
         """Return the number of texts that the charge pays for in all batches, if each is as
         long as it may be."""
@@ -335,6 +375,12 @@ class PrivatePredictionPlan(Plan):
             room = engine.context_length - self.settings.document_tokens
             check_shown(engine, template, label, room)
         self.row_variation(engine)
+
+    @property
+    def trials(self) -> Sequence[tuple[str, Callable[[Engine], None]]]:
+        return [*super().trials, ("measuring the speed", self.measure_speed)]
+
+    def measure_speed(self, engine: Engine) -> None:
         measure_rates(engine, self.settings.expected_batch_size)
 
     def row_variation(self, engine: Engine) -> float:
@@ -412,6 +458,11 @@ class PrivatePredictionPlan(Plan):
         return lines
 
 
+def _all_cost(settings: PrivatePredictionSettings) -> bool:
+    """Return whether every token that a schema does not force is a private one."""
+    return settings.sparse_vector is None and settings.public_gate is None
+
+
 def warnings(plan: PrivatePredictionPlan) -> list[str]:
     settings, found = plan.settings, rounding_warnings(plan.config.engine.dtype)
     s = settings.expected_batch_size
@@ -435,12 +486,7 @@ def warnings(plan: PrivatePredictionPlan) -> list[str]:
             )
     if plan.memory is not None:
         found += plan.memory.warnings(plan.usual_rows)
-    if plan.whole_texts < (wanted := settings.max_records or 1):
-        asked = f"max_records: of {wanted} texts" if settings.max_records else "max_tokens:"
-        why = f"epsilon pays for {plan.whole_texts} of {settings.document_tokens} tokens"
-        if plan.disjoint and plan.private_tokens < settings.document_tokens:
-            why += f", and a batch may end before its first text, after {plan.private_tokens}"
-        found.append(f"method.{asked} {why}; {one_key(plan, wanted)}")
+    found += filter(None, [plan.shortage])
     most = settings.max_records
     labels = sum(share > 0 for share in plan.proportions.values())
     if most is not None and most < labels:
@@ -487,8 +533,7 @@ def make_plan(config: Config, settings: PrivatePredictionSettings) -> PrivatePre
             f"{key}: {what} cost eps {plan.cost.epsilon:.4f}, more than privacy.epsilon "
             f"{config.privacy.epsilon:g}; null takes as many as that pays for"
         )
-    all_cost = settings.sparse_vector is None and settings.public_gate is None
-    if all_cost and plan.private_tokens < settings.sections:
+    if _all_cost(settings) and plan.private_tokens < settings.sections:
         raise InputError(
             f"method.sections: each of {settings.sections} takes a private token at least, and a "
             f"batch has {plan.private_tokens} (method.private_tokens, or what epsilon pays for); "

@@ -44,6 +44,9 @@ CANDIDATES = (
 
 BatchSession = Session[PrivatePredictionPlan]
 
+FEW_BATCHES = 3
+"""Batches without a text are only warned of once so many batches are done."""
+
 BATCHES_PER_PART = 512
 """At most about this many batches are published in one part."""
 
@@ -60,6 +63,7 @@ def release(session: BatchSession) -> Release:
     plan, decoded = session.plan, Totals.from_published(session)
     done = {batch for batch, _ in session.ledger.published(session.charge_key())}
     parts = (f"{session.attempt_id}-{number:08d}.jsonl" for number in count())
+    has_warned = False
     while batches := next_batches(plan, done, decoded):
         total, tokens, began = decoded.batches + len(batches), decoded.tokens, monotonic()
         session.show("sorting records into batches", decoded.batches, total, decoded.describe())
@@ -71,6 +75,9 @@ def release(session: BatchSession) -> Release:
                 for outcome in publish(session, next(parts), outcomes):
                     decoded.add(plan, outcome)
                     session.metrics.published(outcome["tokens"], outcome["private_tokens"])
+                if not has_warned and (warning := decoded.warning(plan)):
+                    session.warn(warning)
+                    has_warned = True
                 speed = (decoded.tokens - tokens) / max(monotonic() - began, 1e-9)
                 session.show("batches", decoded.batches, total, decoded.describe(), speed)
         if decoded.batches < total:
@@ -253,6 +260,8 @@ class Totals:
     private_tokens: int = 0
     records: dict[str, int] = field(default_factory=dict)
     """The number of each batch."""
+    cut_off: int = 0
+    """The batches whose private tokens were drawn before a text was whole."""
     row_variation: float | None = None
 
     @classmethod
@@ -265,13 +274,37 @@ class Totals:
     def add(self, plan: PrivatePredictionPlan, outcome: Outcome) -> None:
         self.batches += 1
         self.records[outcome["batch"]] = sum(1 for _ in records_of(plan, outcome))
+        self.cut_off += not outcome["examples"]
         self.examples += len(outcome["examples"]) // plan.settings.sections
         self.tokens += outcome["tokens"]
         self.private_tokens += outcome["private_tokens"]
         self.row_variation = max(outcome["row_variation"], self.row_variation or 0.0)
 
+    @property
+    def without_text(self) -> int:
+        return sum(not records for records in self.records.values())
+
+    def warning(self, plan: PrivatePredictionPlan) -> str:
+        """Return why most batches so far gave no text, with what to change for another run; ""
+        if most gave one, or if there are few of them."""
+        none = self.without_text
+        if self.batches < FEW_BATCHES or 2 * none <= self.batches:
+            return ""
+        words = f"{none} of {self.batches} batches gave no text"
+        if 2 * self.cut_off >= none:
+            why = f"{words}: all {plan.private_tokens} private tokens of a batch were drawn before"
+            key = plan.shortage or "raise method.private_tokens, or set it to null"
+            return f"{why} its first text had ended; {key}"
+        return (
+            f"{words}: the model ended the text at once, or wrote only blanks; `dpray preview` "
+            "shows what it writes without private records, by engine.model, method.template, "
+            "method.stop and data.about"
+        )
+
     def describe(self) -> str:
         words = [f"{self.examples} texts"]
+        if none := self.without_text:
+            words.append(f"{none} batches gave none")
         if self.tokens:
             words.append(f"{self.private_tokens / self.tokens:.0%} private")
         return ", ".join(words)
@@ -293,6 +326,7 @@ def report(session: BatchSession, decoded: Totals) -> MethodPart:
             repeated=sum(map(is_batch, ledger.repeated(key))),
             failed=ledger.counts(key)["failed"],
             missing=published - decoded.batches,
+            without_text=decoded.without_text,
         ),
         tokens=Tokens(total=decoded.tokens, private=decoded.private_tokens),
         llm_calls=decoded.examples * settings.sections * (settings.expected_batch_size + 1),

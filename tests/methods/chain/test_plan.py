@@ -158,7 +158,7 @@ def test_a_model_whose_context_is_too_short_is_named_by_the_chains_key(config: M
     assert isinstance(plan.second, DpSgdPlan)
     settings = plan.second.settings.model_copy(update={"max_length": 400})
     tried = replace(plan, second=replace(plan.second, settings=settings))
-    load = partial(tried.load_and_try, build_engine)
+    load = partial(tried.load_model, build_engine)
     with pytest.raises(InputError, match=r"methods\.1\.max_length: 400 is more than"):
         check_loads(tried.config, load, lambda progress: None)
 

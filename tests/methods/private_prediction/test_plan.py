@@ -262,6 +262,51 @@ def test_a_plan_that_makes_too_few_texts_names_one_key_that_pays_for_all(
     assert plan.whole_texts == 0 and said.endswith("data.max_records_per_unit=1 pays for all")
 
 
+SHORT = {
+    "method__batch_size": 10, "method__clip": "dclip", "method__clip_bound": 3.0,
+    "method__temperature": 0.8, "method__max_tokens": 32, "method__max_records": 3,
+    "data__public_size": 700, "privacy__epsilon": 1.0, "data__label": None, "data__labels": [],
+}  # fmt: skip
+"""Epsilon pays for one private token of each batch."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        (
+            {},
+            r"^privacy\.epsilon: 1 pays for 1 private token a batch, .*batch_size=\d+ pays",
+        ),
+        ({"method__private_tokens": 1}, r"^method\.private_tokens: 1 a batch, .* set it to null$"),
+        ({"method__batches": "poisson", "method__private_tokens": 1}, r"^method\.private_tokens: "),
+    ],
+)
+def test_a_run_whose_batches_have_no_room_for_a_text_is_refused(
+    plan: Plans, changes: dict[str, Any], key: str
+) -> None:
+    made = plan(**SHORT | changes)
+    assert made.private_tokens == 1
+    with pytest.raises(InputError, match=key):
+        made.warnings_before_charge()
+    assert plan(**SHORT | changes | {"method__max_tokens": 1}).warnings_before_charge() == []
+
+
+@pytest.mark.parametrize("batches", ["disjoint", "poisson"])
+def test_a_run_whose_batches_may_end_before_a_text_says_so_before_its_charge(
+    plan: Plans, batches: str
+) -> None:
+    two = SHORT | {"privacy__epsilon": 3.0, "method__private_tokens": 2}
+    few = plan(**two, method__batches=batches)
+    [warning] = few.warnings_before_charge()
+    assert few.may_give_none and warning in few.summary()["warnings"]
+    assert "after 2" in warning
+    gate = {"method__public_gate": {"probability": 0.9}}
+    enough = plan(**SHORT | {"privacy__epsilon": 50.0}, method__batches=batches)
+    assert enough.warnings_before_charge() == []
+    gated = plan(**SHORT, **gate, method__batches=batches, method__private_tokens=1)
+    assert len(gated.warnings_before_charge()) == (batches == "disjoint")
+
+
 @pytest.mark.parametrize("kind", ["disjoint", "poisson"])
 def test_fewer_texts_than_labels_leave_a_label_without_one(settings: Settings, kind: str) -> None:
     def said(most: int) -> list[str]:

@@ -125,6 +125,34 @@ def test_as_many_batches_are_next_as_the_missing_records_ask_for(
     assert next_batches(plan, done, decoded) == in_turn()[batches:][:following]
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ([[], [], []], "3 of 3 batches gave no text: all 2 private tokens of a batch were drawn"),
+        (
+            [["fine"], [" "], ["\n"]],
+            "2 of 3 batches gave no text: the model ended the text at once",
+        ),
+        ([["fine"], [], []], "2 of 3 batches gave no text: all 2 private tokens"),
+        ([["fine"], ["fine"], []], ""),
+        ([[], []], ""),
+    ],
+)
+def test_batches_without_a_text_are_warned_of(
+    settings: Settings, given: list[list[str]], why: str
+) -> None:
+    plan = make_plan(parse_config(settings(method__private_tokens=2)))
+    decoded = Totals()
+    for batch, texts in zip(in_turn(), given, strict=False):
+        examples = [[text, "stop", 1] for text in texts]
+        decoded.add(plan, outcome(batch) | {"examples": examples})
+    warning = decoded.warning(plan)
+    assert warning.startswith(why) and bool(warning) is bool(why)
+    assert decoded.without_text == sum(not "".join(texts).strip() for texts in given)
+    if "private tokens" in warning:
+        assert "a batch may end before its first text, after 2; " in warning
+
+
 @pytest.mark.parametrize("texts", [0, 1, 2])
 def test_a_run_that_was_cut_off_decodes_the_batches_that_it_would_have_decoded(
     settings: Settings, texts: int
