@@ -42,7 +42,7 @@ HOURS, TRAINING_HOURS = 1 / 6, 1.0
 """A first run takes no longer on a CPU, and a first training."""
 
 PASSES = (10, 3, 1, 0.3, 0.1, 0.03, 0.01, 0.001)
-"""How often a first training passes over the data: the largest number that ends in time."""
+"""The passes of a first training over the data, of which the most that end in time are taken."""
 
 _FEWER_CALLS = {"iterations": 3, "variations": 4, "max_tokens": 128, "min_words": 10}
 

@@ -73,7 +73,7 @@ def test_a_run_of_another_plan_loads_no_model(
 ):
     methods.run(config())
     other = parse_config(settings(privacy__ledger=url))
-    with pytest.raises(InputError, match="a run of another plan"):
+    with pytest.raises(InputError, match="holds a finished run of another plan"):
         methods.run(other, build=lambda *_, **__: pytest.fail("loaded"))
 
 

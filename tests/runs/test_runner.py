@@ -106,7 +106,7 @@ def test_a_run_from_data_to_release(
     run = config()
     report = release(run)
     folder = Path(run.output.path)
-    none = dict.fromkeys(("repeated", "failed", "missing"), 0)
+    none = dict.fromkeys(("repeated", "failed", "missing", "without_text"), 0)
     assert report["batches"] == {"total": 12, "published": 12} | none
     assert report["epsilon"] <= run.privacy.epsilon
     assert report == json.loads((folder / "privacy_report.json").read_text())

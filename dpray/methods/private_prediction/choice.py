@@ -8,8 +8,7 @@ from itertools import product
 
 from dpray.config.config import Config
 from dpray.mechanisms.labels import common_shares
-from dpray.methods.private_prediction.affordable import affords
-from dpray.methods.private_prediction.plan import PrivatePredictionPlan, make_plan
+from dpray.methods.private_prediction.plan import PrivatePredictionPlan, affords, make_plan
 from dpray.methods.private_prediction.prompts import template_of
 from dpray.methods.private_prediction.settings import PrivatePredictionSettings
 from dpray.runs.plan import Choice, Signal

@@ -226,6 +226,7 @@ def test_terms_are_in_the_private_and_public_prompts_of_a_batch(
     report = watched.run(run)
     assert report["batches"] == {
         "total": 6, "published": 6, "repeated": 0, "failed": 0, "missing": 0,
+        "without_text": 0,
     }  # fmt: skip
     asked = [prompt for prompt in watched.encoded if "contains these words" in prompt]
     private = [prompt for prompt in asked if "Marlowe" in prompt]
