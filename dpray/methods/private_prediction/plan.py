@@ -202,10 +202,11 @@ class PrivatePredictionPlan(Plan):
         # One token of a text, and the ends of all sections that max_tokens does not end.
         least = settings.sections + (settings.max_tokens > 1)
         if _all_cost(settings) and self.form is None and r < least:
-            tokens = f"{r} private token{'s' * (r > 1)}"
-            pays = f"privacy.epsilon: {self.config.privacy.epsilon:g} pays for {tokens}"
-            way_on = one_key(self, settings.max_records or 1)
-            if settings.private_tokens is not None:
+            if settings.private_tokens is None:
+                tokens = f"{r} private token{'s' * (r > 1)}"
+                pays = f"privacy.epsilon: {self.config.privacy.epsilon:g} pays for {tokens}"
+                way_on = one_key(self, settings.max_records or 1)
+            else:
                 pays, way_on = f"method.private_tokens: {r}", "raise it, or set it to null"
             raise InputError(
                 f"{pays} a batch, but the shortest text takes {least} with its end: no text would "
@@ -495,7 +496,8 @@ def warnings(plan: PrivatePredictionPlan) -> list[str]:
             )
     if plan.memory is not None:
         found += plan.memory.warnings(plan.usual_rows)
-    found += filter(None, [plan.shortage])
+    if plan.shortage:
+        found.append(plan.shortage)
     most = settings.max_records
     labels = sum(share > 0 for share in plan.proportions.values())
     if most is not None and most < labels:

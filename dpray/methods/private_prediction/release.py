@@ -262,6 +262,7 @@ class Totals:
     """The number of each batch."""
     cut_off: int = 0
     """The batches whose private tokens were drawn before a text was whole."""
+    without_text: int = 0
     row_variation: float | None = None
 
     @classmethod
@@ -273,16 +274,14 @@ class Totals:
 
     def add(self, plan: PrivatePredictionPlan, outcome: Outcome) -> None:
         self.batches += 1
-        self.records[outcome["batch"]] = sum(1 for _ in records_of(plan, outcome))
+        records = sum(1 for _ in records_of(plan, outcome))
+        self.records[outcome["batch"]] = records
+        self.without_text += not records
         self.cut_off += not outcome["examples"]
         self.examples += len(outcome["examples"]) // plan.settings.sections
         self.tokens += outcome["tokens"]
         self.private_tokens += outcome["private_tokens"]
         self.row_variation = max(outcome["row_variation"], self.row_variation or 0.0)
-
-    @property
-    def without_text(self) -> int:
-        return sum(not records for records in self.records.values())
 
     def warning(self, plan: PrivatePredictionPlan) -> str:
         """Return why most batches so far gave no text, with what to change for another run; ""
